@@ -1,0 +1,30 @@
+"""Differentiable top-k operators in PyTorch, by entropic optimal transport."""
+
+from importlib.metadata import version as _version
+
+from .functional import (
+    ConvergenceWarning,
+    EntropicPlan,
+    Sinkhorn,
+    entropic_plan,
+    log_soft_topk,
+    soft_topk,
+    sorted_soft_topk,
+    topk_threshold,
+)
+from .nn import SoftTopK, SortedSoftTopK
+
+__version__ = _version("softtopk")
+
+__all__ = [
+    "ConvergenceWarning",
+    "EntropicPlan",
+    "Sinkhorn",
+    "SoftTopK",
+    "SortedSoftTopK",
+    "entropic_plan",
+    "log_soft_topk",
+    "soft_topk",
+    "sorted_soft_topk",
+    "topk_threshold",
+]

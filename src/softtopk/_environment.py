@@ -1,0 +1,63 @@
+"""What is installed and what the machine offers, as `softtopk info` reports it."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from importlib import metadata
+
+import torch
+
+OPTIONAL = {"typer": "cli", "rich": "cli", "matplotlib": "plot"}
+"""The optional dependencies, each with the extra that installs it."""
+
+
+@dataclass(frozen=True)
+class Environment:
+    """One machine's set-up, everything needed to reproduce a report of a problem."""
+
+    softtopk: str
+    python: str
+    platform: str
+    torch: str
+    optional: dict[str, str | None]
+    """Version of each optional dependency, None if it is not installed."""
+    cpu_threads: int
+    accelerators: tuple[str, ...] | None
+    """Devices besides the CPU, None if this torch is too old to list them."""
+    fast_paths: str
+
+
+def collect() -> Environment:
+    """Look at the running interpreter and the machine."""
+    return Environment(
+        softtopk=version(),
+        python=f"{platform.python_implementation()} {platform.python_version()}",
+        platform=platform.platform(),
+        torch=torch.__version__,
+        optional={name: _installed(name) for name in OPTIONAL},
+        cpu_threads=torch.get_num_threads(),
+        accelerators=_accelerators(),
+        fast_paths="plain PyTorch operations (no native kernel in this version)",
+    )
+
+
+def version() -> str:
+    """Version of the installed package."""
+    return _installed("softtopk") or "unknown (run from source, not installed)"
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _accelerators() -> tuple[str, ...] | None:
+    if not hasattr(torch, "accelerator"):  # it came with torch 2.6
+        return None
+    device = torch.accelerator.current_accelerator()
+    if device is None or not torch.accelerator.is_available():
+        return ()
+    return tuple(f"{device.type}:{i}" for i in range(torch.accelerator.device_count()))

@@ -1,0 +1,91 @@
+"""The command line: parsing and printing only.
+
+typer is optional and imported when a command is run, not when this module is.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+from softtopk import _environment
+
+if TYPE_CHECKING:
+    import typer
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command in `argv`, by default the process's arguments, and exit."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    try:
+        app = _app()
+    except ModuleNotFoundError as error:
+        if error.name != "typer":
+            raise
+        _run_without_typer(args)
+    else:
+        app(args=args or ["--help"], prog_name="softtopk")
+
+
+def _run_without_typer(args: list[str]) -> None:
+    # A diagnosis has to work on the barest install, so `info` does not need the parser.
+    if args != ["info"]:
+        sys.exit("softtopk: this command needs typer: pip install 'softtopk[cli]'")
+    print(_describe(_environment.collect()))
+
+
+def _app() -> "typer.Typer":
+    import typer
+
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+    def print_version(wanted: bool) -> None:
+        if wanted:
+            print(f"softtopk {_environment.version()}")
+            raise typer.Exit
+
+    @app.callback()
+    def root(
+        # Eager, so that it is answered before the parser asks for a command.
+        version: Annotated[
+            bool,
+            typer.Option(
+                "--version", help="Print the version.", callback=print_version, is_eager=True
+            ),
+        ] = False,
+    ) -> None:
+        """Differentiable top-k operators in PyTorch."""
+
+    @app.command()
+    def info(
+        as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    ) -> None:
+        """Print versions, devices and fast paths; add it to a report of a problem."""
+        environment = _environment.collect()
+        print(json.dumps(asdict(environment), indent=2) if as_json else _describe(environment))
+
+    return app
+
+
+def _describe(environment: _environment.Environment) -> str:
+    rows = {
+        "softtopk": environment.softtopk,
+        "Python": environment.python,
+        "platform": environment.platform,
+        "torch": environment.torch,
+    }
+    for name, version in environment.optional.items():
+        extra = _environment.OPTIONAL[name]
+        rows[name] = version or f"not installed (pip install 'softtopk[{extra}]')"
+    rows["CPU threads"] = str(environment.cpu_threads)
+    rows["devices"] = _describe_devices(environment.accelerators)
+    rows["fast paths"] = environment.fast_paths
+    width = max(map(len, rows)) + 2
+    return "\n".join(f"{name + ':':<{width}}{value}" for name, value in rows.items())
+
+
+def _describe_devices(accelerators: Sequence[str] | None) -> str:
+    if accelerators is None:
+        return "cpu (torch older than 2.6 does not list accelerators)"
+    return ", ".join(("cpu", *accelerators))

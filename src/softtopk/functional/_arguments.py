@@ -1,0 +1,141 @@
+"""Argument checks. Every error names the argument, the value it had and what would be right."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+#: Number of places to fill: one for all rows, or one per row.
+Count = int | float | Tensor
+#: Regularisation strength: one for all rows, or one per row.
+Strength = float | Tensor
+
+
+def check_scores(scores: Tensor, dim: int) -> int:
+    """Check ``scores`` and return ``dim`` counted from the front."""
+    if not isinstance(scores, Tensor):
+        raise TypeError(f"scores must be a torch.Tensor, got {type(scores).__name__}")
+    if not scores.is_floating_point():
+        raise TypeError(
+            f"scores must be of a floating dtype, got {scores.dtype}; convert with scores.float()"
+        )
+    if scores.ndim == 0:
+        raise ValueError("scores must have at least one dimension, got a 0-d tensor")
+    if not isinstance(dim, int) or isinstance(dim, bool):
+        raise TypeError(f"dim must be an int, got {dim!r}")
+    if not -scores.ndim <= dim < scores.ndim:
+        raise ValueError(
+            f"dim={dim} is out of range for scores of shape {tuple(scores.shape)}; "
+            f"use {-scores.ndim} to {scores.ndim - 1}"
+        )
+    dim %= scores.ndim
+    if scores.shape[dim] == 0:
+        raise ValueError(
+            f"scores has no element along dim={dim} (shape {tuple(scores.shape)}); "
+            "a top-k needs at least one"
+        )
+    return dim
+
+
+def check_k(k: Count, n: int, batch: torch.Size) -> Count:
+    """Check the ``k`` of the unsorted operator; a tensor comes back with a last axis of size 1."""
+    if isinstance(k, Tensor):
+        if k.dtype is torch.bool or k.is_complex():
+            raise TypeError(f"k must be an integer or floating tensor, got {k.dtype}")
+        check_broadcast("k", k.shape, batch)
+        if is_readable(k) and not bool(((k >= 0) & (k <= n)).all()):
+            raise ValueError(
+                f"k must be between 0 and n={n} in every row, "
+                f"got values from {k.min().item()} to {k.max().item()}"
+            )
+        return k.unsqueeze(-1)
+    if isinstance(k, bool) or not isinstance(k, int | float):
+        raise TypeError(f"k must be an int, a float or a tensor, got {k!r}")
+    if not 0 <= k <= n:
+        raise ValueError(f"k must be between 0 and n={n}, the size along dim, got k={k}")
+    return k
+
+
+def check_integer_k(k: int, n: int) -> int:
+    """Check the ``k`` of the sorted operator, whose output shape depends on it."""
+    if isinstance(k, bool) or not isinstance(k, int):
+        raise TypeError(
+            f"k must be an int for the sorted operator, got {k!r}; "
+            "only the unsorted soft_topk takes a float or a tensor"
+        )
+    if not 0 <= k <= n:
+        raise ValueError(f"k must be between 0 and n={n}, the size along dim, got k={k}")
+    return k
+
+
+def check_eps(eps: Strength, batch: torch.Size) -> Strength:
+    """Check ``eps``; a tensor comes back with a last axis of size 1."""
+    if isinstance(eps, Tensor):
+        if not eps.is_floating_point():
+            raise TypeError(f"eps must be of a floating dtype, got {eps.dtype}")
+        check_broadcast("eps", eps.shape, batch)
+        if is_readable(eps) and not bool(((eps > 0) & eps.isfinite()).all()):
+            raise ValueError(
+                "eps must be positive and finite in every row, "
+                f"got values from {eps.min().item()} to {eps.max().item()}"
+            )
+        return eps.unsqueeze(-1)
+    if isinstance(eps, bool) or not isinstance(eps, int | float):
+        raise TypeError(f"eps must be a float or a tensor, got {eps!r}")
+    if not (eps > 0 and math.isfinite(eps)):
+        raise ValueError(f"eps must be positive and finite, got eps={eps}; try 0.1")
+    return float(eps)
+
+
+def check_mask(mask: Tensor | None, scores: Tensor) -> None:
+    if mask is None:
+        return
+    if not isinstance(mask, Tensor):
+        raise TypeError(f"mask must be a boolean torch.Tensor, got {type(mask).__name__}")
+    if mask.dtype is not torch.bool:
+        raise TypeError(
+            f"mask must be boolean (True takes part), got {mask.dtype}; convert with mask.bool()"
+        )
+    check_broadcast("mask", mask.shape, scores.shape, what="the shape of scores")
+
+
+def check_choice(name: str, value: Any, choices: Sequence[Any]) -> None:
+    if not any(value is choice or value == choice for choice in choices):
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
+
+
+def check_flag(name: str, value: bool) -> None:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
+
+
+def check_broadcast(
+    name: str, shape: torch.Size, target: torch.Size, what: str = "the batch shape"
+) -> None:
+    try:
+        fits = torch.broadcast_shapes(shape, target) == target
+    except RuntimeError:
+        fits = False
+    if not fits:
+        raise ValueError(
+            f"{name} of shape {tuple(shape)} does not broadcast to {what} {tuple(target)}"
+        )
+
+
+def is_traced(tensor: Tensor) -> bool:
+    """Whether there may be no value behind the tensor: it is being compiled, or a fake one."""
+    return torch.compiler.is_compiling() or type(tensor) not in (Tensor, torch.nn.Parameter)
+
+
+def is_concrete(tensor: Tensor) -> bool:
+    """Whether looking at the value is free: there is one, and no device to wait for."""
+    return tensor.is_cpu and not is_traced(tensor)
+
+
+def is_readable(tensor: Tensor) -> bool:
+    """`is_concrete` where a ``torch.func`` transform may have wrapped the tensor."""
+    return is_concrete(tensor) and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)

@@ -1,0 +1,318 @@
+"""The public operators."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ._arguments import Count, Strength, check_flag, check_integer_k, check_k, check_scores
+from ._ranking import ranking_of
+from ._rows import Rows, canonical, gaps, pivot_of, places_of, settle
+from ._sinkhorn import Sinkhorn
+from ._threshold import offset_of
+from ._transport import (
+    indicator_by_sinkhorn,
+    log_indicator_by_sinkhorn,
+    ranking_by_sinkhorn,
+    threshold_by_sinkhorn,
+)
+
+Normalize = Literal["row", "batch"] | None
+Solver = Literal["exact", "sinkhorn"] | Sinkhorn
+
+
+def soft_topk(
+    scores: Tensor,
+    k: Count,
+    *,
+    eps: Strength = 0.1,
+    dim: int = -1,
+    largest: bool = True,
+    mask: Tensor | None = None,
+    normalize: Normalize = None,
+    hard: bool = False,
+    solver: Solver = "exact",
+) -> Tensor:
+    r"""SOFT top-k: the soft indicator of the k largest elements.
+
+    A relaxation of the hard selection
+    ``torch.zeros_like(scores).scatter(dim, scores.topk(k, dim).indices, 1.0)``, namely n times the
+    first column of the plan of
+
+    .. math::
+        \min_{\Gamma \ge 0} \sum_{ij} (x_i - y_j)^2 \Gamma_{ij}
+        + \epsilon \sum_{ij} \Gamma_{ij} \log \Gamma_{ij}
+        \quad\text{s.t.}\quad \Gamma 1 = \tfrac1n 1,\
+        \Gamma^\top 1 = [\tfrac kn, \tfrac{n-k}n], \quad y = [1, 0],
+
+    which is :math:`A_i = \sigma(2 (x_i - t) / \epsilon)` with the threshold t that makes A sum to
+    k. The threshold is solved for directly, to machine precision at every eps.
+
+    Args:
+        scores: Any shape and floating dtype; float16 and bfloat16 are computed in float32.
+        k: How many to select, 0 <= k <= n: an int, a float, or a tensor that broadcasts to the
+            batch shape (the shape of scores without ``dim``).
+        eps: Regularisation strength, positive: a float or a tensor that broadcasts to the batch
+            shape. As eps -> 0 the result becomes the hard selection, as eps grows it becomes k/n.
+        dim: The dimension to select along.
+        largest: Select the largest elements, else the smallest.
+        mask: Boolean, broadcasts to scores; True takes part. A masked element is treated exactly
+            as if it were deleted: A = 0 and no gradient. So is a score of -inf (+inf if not
+            ``largest``). A row with fewer than k elements left selects all of them.
+        normalize: ``"row"`` divides the cost of each row by its largest entry, ``"batch"`` that of
+            all rows by the largest of all, as the paper's code does: its values of eps refer to
+            that. The divisor is detached.
+        hard: Return the exact selection of ``torch.topk``, with the gradient of the soft one
+            (straight-through). A fractional k is rounded.
+        solver: ``"exact"``, or ``"sinkhorn"`` or a `Sinkhorn` for the paper's algorithm.
+
+    Returns:
+        A, of the shape and dtype of scores, in [0, 1], with sum k along ``dim``. Differentiable
+        (reverse and forward mode, to any order) in scores, in eps, and in a floating k.
+
+    >>> scores = torch.tensor([0.4, 0.7, 2.3, 1.9, -0.2, 1.4, 0.1])
+    >>> soft_topk(scores, 2, eps=0.01)
+    tensor([0., 0., 1., 1., 0., 0., 0.])
+    >>> soft_topk(scores, 2, eps=1.0)
+    tensor([0.0790, 0.1351, 0.7930, 0.6325, 0.0252, 0.3877, 0.0449])
+    >>> soft_topk(scores, 5, eps=0.01, largest=False)
+    tensor([1., 1., 0., 0., 1., 1., 1.])
+
+    References:
+        Xie et al., Differentiable Top-k Operator with Optimal Transport, NeurIPS 2020.
+    """
+    check_flag("hard", hard)
+    rows, k = _unsorted(scores, k, eps, dim, largest, mask, normalize)
+    sinkhorn = _sinkhorn(solver)
+    if sinkhorn is not None:
+        soft = indicator_by_sinkhorn(rows, k, sinkhorn)
+    else:
+        soft = torch.sigmoid(_logits(rows, k))
+    if hard:
+        soft = _straight_through(_hard_selection(rows, k), soft)
+    return soft.to(rows.dtype).movedim(-1, rows.dim)
+
+
+def log_soft_topk(
+    scores: Tensor,
+    k: Count,
+    *,
+    eps: Strength = 0.1,
+    dim: int = -1,
+    largest: bool = True,
+    mask: Tensor | None = None,
+    normalize: Normalize = None,
+    solver: Solver = "exact",
+) -> Tensor:
+    """Logarithm of `soft_topk`, exact also where the latter underflows to 0 or rounds to 1.
+
+    A relaxation of ``torch.log(hard_indicator)``. Arguments as for `soft_topk`. An element that
+    takes no part has -inf; every other one is finite, unless k = 0.
+
+    >>> log_soft_topk(torch.tensor([0.0, 1.0, 2.0]), 1, eps=0.001)
+    tensor([-3000.0000, -1000.0000,    -0.0000])
+    """
+    rows, k = _unsorted(scores, k, eps, dim, largest, mask, normalize)
+    sinkhorn = _sinkhorn(solver)
+    if sinkhorn is not None:
+        log_a = log_indicator_by_sinkhorn(rows, k, sinkhorn)
+        return log_a.to(rows.dtype).movedim(-1, rows.dim)
+    logits = _logits(rows, k)
+    # At -inf logsigmoid has slope 1, which would let the constant -inf move the threshold.
+    log_a = torch.where(logits == -math.inf, -math.inf, F.logsigmoid(logits))
+    return log_a.to(rows.dtype).movedim(-1, rows.dim)
+
+
+def topk_threshold(
+    scores: Tensor,
+    k: Count,
+    *,
+    eps: Strength = 0.1,
+    dim: int = -1,
+    largest: bool = True,
+    mask: Tensor | None = None,
+    normalize: Normalize = None,
+    solver: Solver = "exact",
+) -> Tensor:
+    """The soft threshold between the k largest elements and the rest.
+
+    A relaxation of the midpoint between the k-th and the (k+1)-th element, that is of
+    ``scores.quantile((n - k) / n, dim)``: the t of ``soft_topk = sigmoid(2 (scores - t) / eps)``.
+    Arguments as for `soft_topk`.
+
+    Returns:
+        t, of the shape of scores without ``dim``: -inf where everything is selected, +inf where
+        nothing is (the other way round if not ``largest``).
+
+    >>> scores = torch.tensor([0.4, 0.7, 2.3, 1.9, -0.2, 1.4, 0.1])
+    >>> topk_threshold(scores, 2, eps=0.01)
+    tensor(1.6500)
+    """
+    rows, k = _unsorted(scores, k, eps, dim, largest, mask, normalize)
+    sinkhorn = _sinkhorn(solver)
+    if sinkhorn is not None:
+        threshold = threshold_by_sinkhorn(rows, k, sinkhorn)
+    else:
+        pivot, offset, _ = _solve(rows, k)
+        threshold = torch.where(pivot.isinf(), pivot, pivot + rows.tau * offset)
+    threshold = threshold if rows.largest else -threshold
+    return threshold.to(rows.dtype).squeeze(-1)
+
+
+def sorted_soft_topk(
+    scores: Tensor,
+    k: int,
+    *,
+    eps: Strength = 0.1,
+    dim: int = -1,
+    largest: bool = True,
+    mask: Tensor | None = None,
+    normalize: Normalize = None,
+    hard: bool = False,
+    solver: Solver = "exact",
+) -> Tensor:
+    r"""Sorted SOFT top-k: the soft indicator of "element i has rank l", for the k largest.
+
+    A relaxation of ``one_hot(scores.topk(k, dim).indices, n).mT``, namely n times the first k
+    columns of the plan of
+
+    .. math::
+        \min_{\Gamma \ge 0} \sum_{ij} (x_i - y_j)^2 \Gamma_{ij}
+        + \epsilon \sum_{ij} \Gamma_{ij} \log \Gamma_{ij}
+        \quad\text{s.t.}\quad \Gamma 1 = \tfrac1n 1,\
+        \Gamma^\top 1 = [\tfrac1n, \dots, \tfrac1n, \tfrac{n-k}n], \quad y = [k, \dots, 1, 0].
+
+    Args:
+        k: How many ranks, an int with 0 <= k <= n; k = n is a soft sort.
+        hard: Return the exact selection of ``torch.topk``, with the gradient of the soft one.
+
+    The other arguments are those of `soft_topk`, except that the normalised cost refers to the
+    anchors 0..k.
+
+    Returns:
+        Of the shape of scores with a last axis of size k added. Sums to one over ``dim`` for every
+        rank (to zero for the ranks that a row with fewer than k elements cannot fill), and to at
+        most one over the ranks.
+
+    >>> scores = torch.tensor([0.4, 0.7, 2.3, 1.9, -0.2, 1.4, 0.1])
+    >>> sorted_soft_topk(scores, 2, eps=0.1)
+    tensor([[0.0000, 0.0000],
+            [0.0000, 0.0000],
+            [0.9997, 0.0003],
+            [0.0003, 0.9930],
+            [0.0000, 0.0000],
+            [0.0000, 0.0067],
+            [0.0000, 0.0000]])
+    >>> sorted_soft_topk(scores, 2, eps=0.1).mT @ scores  # soft values of the two largest
+    tensor([2.2999, 1.8967])
+    """
+    check_flag("hard", hard)
+    n = scores.shape[check_scores(scores, dim)]
+    k = check_integer_k(k, n)
+    rows = canonical(
+        scores,
+        eps=eps,
+        dim=dim,
+        largest=largest,
+        mask=mask,
+        normalize=normalize,
+        last_anchor=max(k, 1),
+    )
+    sinkhorn = _sinkhorn(solver)
+    if k == 0:
+        soft = rows.scores.new_zeros(*rows.scores.shape, 0)
+    elif sinkhorn is not None:
+        soft = ranking_by_sinkhorn(rows, k, sinkhorn)
+    else:
+        soft = ranking_of(_rank_gaps(rows, k))[..., :k]
+    if hard:
+        soft = _straight_through(_hard_ranking(rows, k), soft)
+    return soft.to(rows.dtype).movedim(-2, rows.dim)
+
+
+def _unsorted(
+    scores: Tensor,
+    k: Count,
+    eps: Strength,
+    dim: int,
+    largest: bool,
+    mask: Tensor | None,
+    normalize: Normalize,
+) -> tuple[Rows, Count]:
+    rows = canonical(
+        scores, eps=eps, dim=dim, largest=largest, mask=mask, normalize=normalize, last_anchor=1
+    )
+    k = check_k(k, rows.n, rows.batch)
+    if isinstance(k, Tensor) and k.is_floating_point():
+        k = k.to(rows.scores.dtype)
+    return rows, k
+
+
+def _sinkhorn(solver: Solver) -> Sinkhorn | None:
+    """The Sinkhorn setting that ``solver`` stands for, None for the exact solver."""
+    if isinstance(solver, Sinkhorn):
+        return solver
+    if solver == "sinkhorn":
+        return Sinkhorn()
+    if solver != "exact":
+        raise ValueError(f"solver must be 'exact', 'sinkhorn' or a Sinkhorn(...), got {solver!r}")
+    return None
+
+
+def _logits(rows: Rows, k: Count) -> Tensor:
+    """z (..., n) with A = sigmoid(z)."""
+    _, offset, d = _solve(rows, k)
+    return d - offset
+
+
+def _solve(rows: Rows, k: Count) -> tuple[Tensor, Tensor, Tensor]:
+    """Pivot (..., 1), offset of the threshold from it in units of tau, and distances (..., n)."""
+    x, places = rows.scores, places_of(k, rows.scores)
+    with torch.no_grad():
+        pivot = settle(x, pivot_of(x, k), places)
+    d = gaps(x, pivot, places, rows.tau).squeeze(-1)
+    return pivot, offset_of(d, places), d
+
+
+def _rank_gaps(rows: Rows, k: int) -> Tensor:
+    """Distances (..., n, k) of every element from the pivot of every threshold."""
+    x = rows.scores
+    places = torch.arange(1, k + 1, device=x.device)
+    with torch.no_grad():
+        pivots = settle(x, x.topk(k, dim=-1).values, places)
+    return gaps(x, pivots, places, rows.tau)
+
+
+def _hard_selection(rows: Rows, k: Count) -> Tensor:
+    """The 0/1 selection of torch.topk; elements that take no part are never selected."""
+    x = rows.scores.detach()
+    if isinstance(k, Tensor):
+        # Per row, so there is no torch.topk to agree with: the first round(k) in a stable order.
+        order = x.argsort(dim=-1, descending=True, stable=True)
+        chosen = torch.arange(rows.n, device=x.device) < k.detach().round()
+        selected = torch.zeros_like(x).scatter(-1, order, chosen.to(x.dtype).expand_as(x))
+    else:
+        index = _topk_indices(rows, round(k))
+        selected = torch.zeros_like(x).scatter(-1, index, 1.0)
+    return selected.masked_fill(x == -math.inf, 0.0)
+
+
+def _hard_ranking(rows: Rows, k: int) -> Tensor:
+    x = rows.scores.detach()
+    index = _topk_indices(rows, k).unsqueeze(-2)
+    selected = torch.zeros(*x.shape, k, dtype=x.dtype, device=x.device).scatter(-2, index, 1.0)
+    return selected.masked_fill((x == -math.inf).unsqueeze(-1), 0.0)
+
+
+def _topk_indices(rows: Rows, k: int) -> Tensor:
+    # Ties are broken as torch.topk breaks them for the scores as given, not for their negatives.
+    x = rows.scores if rows.largest else -rows.scores
+    return x.topk(k, dim=-1, largest=rows.largest).indices
+
+
+def _straight_through(hard: Tensor, soft: Tensor) -> Tensor:
+    return hard + (soft - soft.detach())

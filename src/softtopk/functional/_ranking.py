@@ -1,0 +1,246 @@
+"""The sorted operator: k thresholds per row, one between each rank and the next.
+
+Element i has rank j with probability P_ij, the softmax over ranks j = 0..k ("k" stands for all the
+places after the last) of
+
+    L_ij = sum_{l = j}^{k-1} a_il,    L_ik = 0,    a_il = (x_i - threshold_l) / tau.
+
+With M_ij = P(rank of i <= j) and N_ij = 1 - M_ij, the marginals ask for sum_i M_ij = j + 1. As for
+the unsorted operator (`_threshold`), each threshold is measured from its own pivot, the (j+1)-th
+largest score, and each equation is put as a balance of two leaks, summed directly, in logarithms:
+
+    h_j(offset) = log sum_{i not in top_j} M_ij - log sum_{i in top_j} N_ij = 0.
+
+Newton's method on h alone converges fast when the row is uniformly hot or cold, and may fail when
+its top is cold and its bulk is hot (heavy tails): a step can leave some rank with no element, and
+the Jacobian is then singular. One Sinkhorn sweep after the step gives every rank its mass back, and
+with it 8 steps suffice everywhere we looked. Far from the root each step is therefore a Newton step
+and a sweep; near it, Newton alone.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._arguments import is_concrete, is_traced
+from ._batching import batch_first
+from ._rows import algebra_dtype
+from ._warnings import ConvergenceWarning
+
+MAX_STEPS = 40
+#: On an accelerator, look at the state of convergence (a synchronisation) once in so many steps.
+CHECK_EVERY = 8
+
+
+def ranking_of(d: Tensor) -> Tensor:
+    """Differentiable plan P (..., n, k + 1) of the distances ``d`` (..., n, k) from `gaps`."""
+    # Dynamo traces no autograd.Function that defines a jvp.
+    function = _Ranking if torch.compiler.is_compiling() else _RankingForwardMode
+    plan: Tensor = function.apply(d)
+    return plan
+
+
+def plan_of(a: Tensor) -> Tensor:
+    """P (..., n, k + 1) of the distances ``a`` (..., n, k) from the thresholds.
+
+    L itself would be a sum of large numbers of both signs. Up to a constant per element it equals
+    the following, which is 0 at the likeliest rank and adds up terms of one sign from there.
+    """
+    below = a.clamp(max=0.0).flip(-1).cumsum(-1).flip(-1)
+    above = a.clamp(min=0.0).cumsum(-1)
+    zero = torch.zeros_like(a[..., :1])
+    return torch.softmax(torch.cat([below, zero], -1) - torch.cat([zero, above], -1), -1)
+
+
+def tails_of(plan: Tensor) -> tuple[Tensor, Tensor]:
+    """M and N (..., n, k), each a sum of positive terms: 1 - M would have lost a small N."""
+    return plan.cumsum(-1)[..., :-1], plan.flip(-1).cumsum(-1).flip(-1)[..., 1:]
+
+
+def solve_ranking(d: Tensor) -> tuple[Tensor, int, Tensor]:
+    """P (..., n, k + 1) without derivatives, the number of steps, and which rows converged."""
+    precision = torch.finfo(d.dtype).eps
+    far, near = 1.0, 0.25 * math.sqrt(precision)
+    w_top, column = _membership(d)
+    t = _sweep(d, _cold_start(d, w_top), column)
+    h, jacobian = _residual(d, t, w_top)
+    norm = h.abs().amax(-1, keepdim=True)
+    damping = torch.ones_like(norm)
+    active = norm > precision
+    for step in range(1, MAX_STEPS + 1):
+        # Convergence is quadratic: a step from within the root of the precision reaches it.
+        last = norm <= near
+        new = t + damping * _newton_step(jacobian, h)
+        new = torch.where(norm > far, _sweep(d, new, column), new)
+        new_h, new_jacobian = _residual(d, new, w_top)
+        better = (new_h.abs().amax(-1, keepdim=True) < norm) | last | ~active
+        if not (is_concrete(better) and bool(better.all())):
+            # Not seen in practice. A sweep by itself always makes progress, so replace the step.
+            sweep = _sweep(d, t, column)
+            sweep_h, sweep_jacobian = _residual(d, sweep, w_top)
+            new, new_h = torch.where(better, new, sweep), torch.where(better, new_h, sweep_h)
+            new_jacobian = torch.where(better.unsqueeze(-1), new_jacobian, sweep_jacobian)
+            damping = torch.where(better, (2.0 * damping).clamp(max=1.0), 0.25 * damping)
+        t = torch.where(active, new, t)
+        h, jacobian, norm = new_h, new_jacobian, new_h.abs().amax(-1, keepdim=True)
+        active = active & ~last
+        if (d.is_cpu or step % CHECK_EVERY == 0) and not bool(active.any()):
+            break
+    return plan_of(d - t.nan_to_num(nan=0.0).unsqueeze(-2)), step, ~active.squeeze(-1)
+
+
+def _membership(d: Tensor) -> tuple[Tensor, Tensor]:
+    """Weight of every element in every top_j (..., n, k), and the mass of every rank (..., k + 1).
+
+    Elements tied with a pivot share its place. A threshold without pivot (all distances infinite)
+    has everything decided: its top are the elements at +inf.
+    """
+    above, tied = d > 0, d == 0
+    n_above, n_tied = above.sum(-2), tied.sum(-2)
+    places = torch.arange(1, d.shape[-1] + 1, device=d.device)
+    share = (places - n_above).to(d.dtype) / n_tied.clamp(min=1)
+    w_top = torch.where(above, 1.0, torch.where(tied, share.unsqueeze(-2), 0.0))
+    filled = torch.where(n_tied > 0, places, n_above)
+    first, last = torch.zeros_like(filled[..., :1]), torch.full_like(filled[..., :1], d.shape[-2])
+    return w_top, torch.cat([first, filled, last], -1).diff(dim=-1).to(d.dtype)
+
+
+def _cold_start(d: Tensor, w_top: Tensor) -> Tensor:
+    """Offsets (..., k) that balance the leaks of each threshold if both were pure exponentials."""
+    info = torch.finfo(d.dtype)
+    best = torch.where(w_top < 1, d, -math.inf).amax(-2, keepdim=True).clamp(min=-0.125 * info.max)
+    rest = ((1.0 - w_top) * torch.exp((d - best).clamp(max=0.0))).sum(-2)
+    top = (w_top * torch.exp(-d.clamp(min=0.0))).sum(-2)
+    log_ratio = torch.log(rest.clamp(min=info.tiny)) - torch.log(top.clamp(min=info.tiny))
+    return 0.5 * (best.squeeze(-2) + log_ratio)
+
+
+def _sweep(d: Tensor, t: Tensor, column: Tensor) -> Tensor:
+    """One Sinkhorn iteration in terms of thresholds: rows to one, then columns to their mass."""
+    mass = plan_of(d - t.unsqueeze(-2)).sum(-2).clamp(min=torch.finfo(d.dtype).tiny)
+    excess = torch.where(column > 0, torch.log(mass / column.clamp(min=1.0)), 0.0)
+    return t - excess.diff(dim=-1)
+
+
+def _residual(d: Tensor, t: Tensor, w_top: Tensor) -> tuple[Tensor, Tensor]:
+    """h (..., k) and the negative of its Jacobian (..., k, k), which has positive entries.
+
+    d M_ij / d t_l = -M_i,min(j,l) N_i,max(j,l): a product of two tails, never a difference.
+    """
+    tiny = torch.finfo(d.dtype).tiny
+    m, n = tails_of(plan_of(d - t.unsqueeze(-2)))
+    w_rest = 1.0 - w_top
+    rest = (w_rest * m).sum(-2).clamp(min=tiny)
+    top = (w_top * n).sum(-2).clamp(min=tiny)
+    weight = w_rest / rest.unsqueeze(-2) + w_top / top.unsqueeze(-2)
+    jacobian = torch.tril(_gram(weight * n, m)) + torch.triu(_gram(weight * m, n), 1)
+    return torch.log(rest) - torch.log(top), jacobian
+
+
+def _gram(a: Tensor, b: Tensor) -> Tensor:
+    """Sum over elements of a_ij b_il, (..., n, k) twice -> (..., k, k)."""
+    dtype = algebra_dtype(a)
+    return a.to(dtype).mT @ b.to(dtype)
+
+
+def _newton_step(jacobian: Tensor, h: Tensor) -> Tensor:
+    diagonal = jacobian.diagonal(dim1=-2, dim2=-1)
+    regular = jacobian + torch.diag_embed((diagonal <= 0).to(jacobian.dtype))
+    return torch.linalg.solve_ex(regular, h.to(jacobian.dtype)).result.to(h.dtype)
+
+
+def _solve_covariance(m: Tensor, n: Tensor, right: Tensor) -> Tensor:
+    """Solve H u = right (..., k) with H_jl = sum_i m_i,min(j,l) n_i,max(j,l).
+
+    Scaled to a unit diagonal the matrix is well conditioned at every temperature: where a threshold
+    is cold, its row and column vanish together. One that has underflowed carries no derivative.
+    """
+    upper = torch.triu(_gram(m, n))
+    matrix = upper + torch.triu(upper, 1).mT
+    diagonal = matrix.diagonal(dim1=-2, dim2=-1)
+    alive = diagonal > 0
+    scale = torch.where(alive, torch.where(alive, diagonal, 1.0).rsqrt(), 0.0)
+    scaled = scale.unsqueeze(-1) * matrix * scale.unsqueeze(-2)
+    scaled = scaled + torch.diag_embed((~alive).to(matrix.dtype))
+    solution = torch.linalg.solve_ex(scaled, scale * right.to(matrix.dtype)).result
+    return (scale * solution).to(right.dtype)
+
+
+def _covariance_times(m: Tensor, n: Tensor, u: Tensor) -> Tensor:
+    """For every element the product of its own k x k matrix m_min n_max with u, in O(k)."""
+    lower = n * (m * u).cumsum(-1)
+    tail = (n * u).flip(-1).cumsum(-1).flip(-1)
+    return lower + m * torch.cat([tail[..., 1:], torch.zeros_like(tail[..., :1])], -1)
+
+
+@torch.library.custom_op("softtopk::ranking", mutates_args=())
+def _ranking_op(d: Tensor) -> Tensor:
+    """An opaque call for the compiler, which would unroll the loop and could not stop it early."""
+    return _solve_or_warn(d)
+
+
+@_ranking_op.register_fake
+def _(d: Tensor) -> Tensor:
+    return d.new_empty(*d.shape[:-1], d.shape[-1] + 1)
+
+
+def _solve_or_warn(d: Tensor) -> Tensor:
+    plan, steps, converged = solve_ranking(d)
+    if is_concrete(converged) and not bool(converged.all()):
+        warnings.warn(
+            f"sorted_soft_topk did not converge in {steps} steps in "
+            f"{int((~converged).sum())} rows; please report the scores",
+            ConvergenceWarning,
+            stacklevel=2,
+        )
+    return plan
+
+
+class _Ranking(torch.autograd.Function):
+    """d (..., n, k) -> P (..., n, k + 1), with the implicit derivative.
+
+    The derivative is written in ordinary operations on the *output* alone: P is the only tensor
+    saved, and the derivative can itself be differentiated, to any order.
+    """
+
+    @staticmethod
+    def forward(d: Tensor) -> Tensor:
+        if is_traced(d):
+            return _ranking_op(d)
+        return _solve_or_warn(d)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(output)
+        ctx.save_for_forward(output)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (plan,) = ctx.saved_tensors
+        m, n = tails_of(plan)
+        weighted = plan * grad
+        grad_l = weighted - plan * weighted.sum(-1, keepdim=True)
+        grad_a = grad_l[..., :-1].cumsum(-1)
+        u = _solve_covariance(m, n, grad_a.sum(-2))
+        return grad_a - _covariance_times(m, n, u.unsqueeze(-2))
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], d: Tensor) -> tuple[Tensor, int]:
+        return ranking_of(*batch_first(info.batch_size, in_dims, (d,))), 0
+
+
+class _RankingForwardMode(_Ranking):
+    @staticmethod
+    def jvp(ctx: Any, d_tangent: Tensor) -> Tensor:
+        (plan,) = ctx.saved_tensors
+        m, n = tails_of(plan)
+        offset_tangent = _solve_covariance(m, n, _covariance_times(m, n, d_tangent).sum(-2))
+        a_tangent = d_tangent - offset_tangent.unsqueeze(-2)
+        l_tangent = a_tangent.flip(-1).cumsum(-1).flip(-1)
+        l_tangent = torch.cat([l_tangent, torch.zeros_like(l_tangent[..., :1])], -1)
+        return plan * (l_tangent - (plan * l_tangent).sum(-1, keepdim=True))

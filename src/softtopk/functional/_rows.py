@@ -1,0 +1,175 @@
+"""The canonical form every operator starts from: rows of scores whose largest elements are wanted.
+
+Users may choose a dimension, the smallest instead of the largest, a mask, infinite scores, half
+precision, a normalised cost. All of that is settled here, once, so that the solvers see rows
+``(..., n)`` of float32 or float64 in which -inf means "takes no part" and +inf "comes first".
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ._arguments import (
+    Count,
+    Strength,
+    check_choice,
+    check_eps,
+    check_flag,
+    check_mask,
+    check_scores,
+)
+
+
+class Rows(NamedTuple):
+    """Scores in canonical form, with what is needed to undo it."""
+
+    scores: Tensor  #: (..., n), float32 or float64, largest wanted, -inf where excluded
+    tau: Strength  #: temperature eps * scale / 2, a float or (..., 1)
+    scale: Strength  #: divisor of the cost, 1.0 or (..., 1)
+    eps: Strength  #: a float or (..., 1)
+    dim: int
+    dtype: torch.dtype
+    largest: bool
+
+    @property
+    def n(self) -> int:
+        return self.scores.shape[-1]
+
+    @property
+    def batch(self) -> torch.Size:
+        return self.scores.shape[:-1]
+
+
+def canonical(
+    scores: Tensor,
+    *,
+    eps: Strength,
+    dim: int,
+    largest: bool,
+    mask: Tensor | None,
+    normalize: str | None,
+    last_anchor: int,
+) -> Rows:
+    """Check the arguments shared by all operators and bring ``scores`` into canonical form.
+
+    ``last_anchor`` is the largest anchor of the transport problem, 1 for the unsorted operator
+    and k for the sorted one: the normalised cost depends on it.
+    """
+    dim = check_scores(scores, dim)
+    batch = scores.shape[:dim] + scores.shape[dim + 1 :]
+    eps = check_eps(eps, batch)
+    check_flag("largest", largest)
+    check_mask(mask, scores)
+    check_choice("normalize", normalize, (None, "row", "batch"))
+
+    x = scores
+    if mask is not None:
+        # Filling before anything else makes a masked element equal to a deleted one, NaN included.
+        x = x.masked_fill(~mask, -math.inf if largest else math.inf)
+    x = x.movedim(dim, -1).to(compute_dtype(scores.dtype))
+    scale = 1.0 if normalize is None else largest_cost(x.detach(), last_anchor, normalize)
+    # Below the smallest normal number a tie would be 0/0; the selection is hard long before.
+    tiny = torch.finfo(x.dtype).tiny
+    if isinstance(eps, Tensor) or isinstance(scale, Tensor):
+        tau: Strength = (0.5 * eps * scale).to(x.dtype).clamp(tiny, torch.finfo(x.dtype).max)
+    else:
+        tau = max(0.5 * eps * scale, tiny)
+    return Rows(x if largest else -x, tau, scale, eps, dim, scores.dtype, largest)
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """float64 and float32 compute in themselves, the half types in float32."""
+    return dtype if dtype in (torch.float32, torch.float64) else torch.float32
+
+
+def algebra_dtype(like: Tensor) -> torch.dtype:
+    """float64 for small linear algebra where the device has it, else the dtype of ``like``.
+
+    float64 products are also exempt from autocast, which would round them to bfloat16.
+    """
+    try:
+        torch.empty(0, dtype=torch.float64, device=like.device)
+    except (TypeError, RuntimeError):
+        return like.dtype
+    return torch.float64
+
+
+def largest_cost(x: Tensor, last_anchor: int, normalize: str) -> Tensor:
+    """The largest (x_i - y_j)^2 over anchors y = 0..last_anchor, per row or over all rows: (..., 1).
+
+    The square is convex, so the extremes of x and of the anchors suffice.
+    """
+    finite = x.isfinite()
+    low = torch.where(finite, x, math.inf).amin(-1, keepdim=True)
+    high = torch.where(finite, x, -math.inf).amax(-1, keepdim=True)
+    ends = torch.cat([low, high, low - last_anchor, high - last_anchor], -1)
+    distance = ends.abs().amax(-1, keepdim=True)
+    distance = torch.where(distance.isfinite(), distance, 0.0)  # no element takes part
+    if normalize == "batch" and distance.numel():
+        distance = distance.amax().expand_as(distance)
+    distance = torch.where(distance > 0, distance, 1.0)
+    return distance.square().clamp(max=torch.finfo(x.dtype).max)
+
+
+def places_of(k: Count, x: Tensor) -> Tensor:
+    """``k`` as a tensor beside the rows ``x``."""
+    if isinstance(k, Tensor):
+        return k
+    return torch.full((1,), k, dtype=torch.int64 if isinstance(k, int) else x.dtype, device=x.device)
+
+
+def pivot_of(x: Tensor, k: Count) -> Tensor:
+    """The ceil(k)-th largest element of every row, (..., 1); k outside of (0, n) is clamped."""
+    n = x.shape[-1]
+    if isinstance(k, Tensor):
+        index = k.ceil().long().clamp(1, n) - 1
+        ordered = x.sort(dim=-1, descending=True).values
+        return ordered.gather(-1, index.expand(*x.shape[:-1], 1))
+    rank = min(max(math.ceil(k), 1), n)
+    if 2 * rank <= n:  # select from the shorter side
+        return x.topk(rank, dim=-1, sorted=False).values.amin(-1, keepdim=True)
+    return x.topk(n - rank + 1, dim=-1, largest=False, sorted=False).values.amax(-1, keepdim=True)
+
+
+def settle(x: Tensor, pivot: Tensor, places: Tensor) -> Tensor:
+    """Move the pivots of rows in which nothing is left to solve out to infinity.
+
+    ``x`` (..., n), ``pivot`` (..., m), ``places`` (..., m) or (m,). Gives -inf where all elements
+    that take part are selected, +inf where none is, and NaN where the row has a NaN.
+    """
+    taking_part = (x != -math.inf).sum(-1, keepdim=True)
+    pivot = torch.where(places >= taking_part, -math.inf, pivot)
+    pivot = torch.where(places <= 0, math.inf, pivot)
+    return torch.where(x.isnan().any(-1, keepdim=True), math.nan, pivot)
+
+
+def gaps(x: Tensor, pivot: Tensor, places: Tensor, tau: Strength) -> Tensor:
+    """Scaled distances (x_i - pivot_j) / tau, infinite where the selection is decided already.
+
+    Measured from the pivot, the difference is correctly rounded near the threshold, which is where
+    it matters; x / tau - pivot / tau would have lost all digits at a small tau.
+
+    ``x`` (..., n), ``pivot`` (..., m) from `settle`, ``places`` (..., m) or (m,) -> (..., n, m).
+    The pivot carries no gradient: the operators are shift-invariant.
+    """
+    x, pivot = x.unsqueeze(-1), pivot.unsqueeze(-2)
+    if isinstance(tau, Tensor):
+        tau = tau.unsqueeze(-1)
+    with torch.no_grad():
+        ahead = x == math.inf
+        raw = torch.where(x == -math.inf, -math.inf, x - pivot)
+        # Infinite scores share the places when there are too few, else each has one of its own.
+        tie = torch.where(places < ahead.sum(-2), 0.0, math.inf).to(x.dtype)
+        tie = torch.where(places <= 0, -math.inf, tie).unsqueeze(-2)
+        raw = torch.where(ahead & (pivot == math.inf), tie, raw)
+        # An element whose quotient would overflow is decided too. Keeping infinities out of the
+        # division keeps 0 * inf out of its derivative.
+        limit = 0.125 * torch.finfo(x.dtype).max
+        bound = limit * (tau.detach().clamp(max=1.0) if isinstance(tau, Tensor) else min(tau, 1.0))
+        decided = ~(raw.abs() <= bound)
+        outcome = raw * math.inf  # keeps the sign, and NaN; only read where raw is not zero
+    return torch.where(decided, outcome, (x - pivot).masked_fill(decided, 0.0) / tau)

@@ -1,0 +1,328 @@
+"""Entropic optimal transport between any two discrete distributions: Sinkhorn's algorithm.
+
+    plan = argmin <cost, plan> + eps * sum_ij plan_ij log plan_ij,   plan 1 = mu,   plan^T 1 = nu
+
+This is the general layer of the paper (its Algorithm 1, with the gradient of its Algorithm 4), run
+in the log domain throughout, where it neither over- nor underflows at any eps. The two top-k
+operators are special cases with faster solvers of their own; ``solver="sinkhorn"`` sends them here.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ._arguments import (
+    Strength,
+    check_broadcast,
+    check_choice,
+    check_eps,
+    is_concrete,
+    is_readable,
+    is_traced,
+)
+from ._batching import batch_first
+from ._rows import algebra_dtype, compute_dtype
+from ._warnings import ConvergenceWarning
+
+
+@dataclass(frozen=True)
+class Sinkhorn:
+    """Solver setting: Sinkhorn's algorithm, as in the paper.
+
+    Stops when the marginals are met to ``tol`` (L1 norm, of a total mass of one) or after
+    ``max_iter`` iterations, then with a `ConvergenceWarning`.
+
+    >>> Sinkhorn(max_iter=1000)
+    Sinkhorn(max_iter=1000, tol=1e-06)
+    """
+
+    max_iter: int = 200
+    tol: float = 1e-6
+
+    def __post_init__(self) -> None:
+        if isinstance(self.max_iter, bool) or not isinstance(self.max_iter, int):
+            raise TypeError(f"max_iter must be an int, got {self.max_iter!r}")
+        if self.max_iter < 1:
+            raise ValueError(f"max_iter must be at least 1, got max_iter={self.max_iter}")
+        if isinstance(self.tol, bool) or not isinstance(self.tol, int | float):
+            raise TypeError(f"tol must be a float, got {self.tol!r}")
+        if not (self.tol >= 0 and math.isfinite(self.tol)):
+            raise ValueError(f"tol must be finite and not negative, got tol={self.tol}")
+
+
+class EntropicPlan(NamedTuple):
+    """Result of `entropic_plan`."""
+
+    plan: Tensor  #: (..., n, m)
+    row_potential: Tensor  #: (..., n): plan_ij = exp((row_i + col_j - cost_ij) / eps)
+    col_potential: Tensor  #: (..., m), zero at the column of largest mass
+    iterations: Tensor  #: (...), integer
+    residual: Tensor  #: (...), L1 distance of the row marginal to mu
+    converged: Tensor  #: (...), boolean
+
+
+def entropic_plan(
+    cost: Tensor,
+    mu: Tensor,
+    nu: Tensor,
+    eps: Strength,
+    *,
+    tol: float = 1e-6,
+    max_iter: int = 1000,
+    gradient: str = "implicit",
+) -> EntropicPlan:
+    r"""Entropic optimal transport plan, by Sinkhorn's algorithm.
+
+    .. math::
+        \Gamma = \arg\min_{\Gamma \ge 0} \langle C, \Gamma\rangle
+        + \epsilon \sum_{ij} \Gamma_{ij} \log \Gamma_{ij}
+        \quad\text{s.t.}\quad \Gamma 1 = \mu,\ \Gamma^\top 1 = \nu
+
+    Args:
+        cost: (..., n, m), floating. An entry of +inf forbids the pair.
+        mu: (n,) or (..., n), not negative. An entry of zero takes the row out.
+        nu: (m,) or (..., m), not negative, with the same sum as mu.
+        eps: Regularisation, positive; a float or a tensor of shape (...).
+        tol: Stop when the L1 norm of plan 1 - mu is at most this.
+        max_iter: Stop after so many iterations, with a `ConvergenceWarning`.
+        gradient: ``"implicit"`` differentiates the optimality conditions (the paper's appendix):
+            O(n m) memory, whatever the number of iterations. ``"unrolled"`` differentiates
+            through the iterations: O(n m) memory for each of them.
+
+    Returns:
+        An `EntropicPlan`. Plan and potentials carry gradients to cost, mu, nu and eps; the
+        column potential is zero at the column of largest mass, which makes them unique.
+
+    >>> cost = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
+    >>> half = torch.tensor([0.5, 0.5])
+    >>> result = entropic_plan(cost, half, half, eps=0.5)
+    >>> result.plan
+    tensor([[0.4404, 0.0596],
+            [0.0596, 0.4404]])
+    >>> result.iterations, result.converged
+    (tensor(1), tensor(True))
+    """
+    Sinkhorn(max_iter, tol)  # checks both
+    check_choice("gradient", gradient, ("implicit", "unrolled"))
+    _check_problem(cost, mu, nu)
+    batch = torch.broadcast_shapes(cost.shape[:-2], mu.shape[:-1], nu.shape[:-1])
+    eps = check_eps(eps, batch)
+    dtype = compute_dtype(cost.dtype)
+    if not isinstance(eps, Tensor):
+        eps = torch.full((1,), eps, dtype=dtype, device=cost.device)
+    # Autograd functions do not broadcast by themselves.
+    c = cost.to(dtype).expand(*batch, *cost.shape[-2:])
+    rows = mu.to(dtype).expand(*batch, mu.shape[-1])
+    cols = nu.to(dtype).expand(*batch, nu.shape[-1])
+    strength = eps.to(dtype).expand(*batch, 1)
+
+    if gradient == "unrolled":
+        f, g, iterations, residual = _iterate(c, rows, cols, strength, tol, max_iter)
+        plan = _plan(c, f, g, strength)
+    else:
+        # Dynamo traces no autograd.Function that defines a jvp.
+        function = _Implicit if torch.compiler.is_compiling() else _ImplicitForwardMode
+        plan, f, g, iterations, residual = function.apply(c, rows, cols, strength, tol, max_iter)
+    converged = residual <= tol
+    stopped = residual > tol  # neither holds where the cost has a NaN
+    if is_readable(stopped) and bool(stopped.any()):
+        warnings.warn(
+            f"Sinkhorn stopped after {max_iter} iterations with a residual of "
+            f"{residual.max().item():.2g} > tol={tol:g} in {int(stopped.sum())} of "
+            f"{stopped.numel()} problems; raise max_iter or eps, or use the exact solver",
+            ConvergenceWarning,
+            stacklevel=2,
+        )
+    own = cost.dtype
+    return EntropicPlan(plan.to(own), f.to(own), g.to(own), iterations, residual.to(own), converged)
+
+
+def _check_problem(cost: Tensor, mu: Tensor, nu: Tensor) -> None:
+    if not isinstance(cost, Tensor) or not cost.is_floating_point() or cost.ndim < 2:
+        found = f"{cost.dtype} of shape {tuple(cost.shape)}" if isinstance(cost, Tensor) else cost
+        raise TypeError(f"cost must be a floating tensor of shape (..., n, m), got {found}")
+    if 0 in cost.shape[-2:]:
+        raise ValueError(f"cost must have n >= 1 and m >= 1, got shape {tuple(cost.shape)}")
+    for name, marginal, size in (("mu", mu, cost.shape[-2]), ("nu", nu, cost.shape[-1])):
+        if not isinstance(marginal, Tensor) or not marginal.is_floating_point():
+            raise TypeError(f"{name} must be a floating tensor, got {marginal!r}")
+        if marginal.ndim < 1 or marginal.shape[-1] != size:
+            raise ValueError(
+                f"{name} must have a last axis of size {size} to fit cost of shape "
+                f"{tuple(cost.shape)}, got shape {tuple(marginal.shape)}"
+            )
+        check_broadcast(name, marginal.shape[:-1], cost.shape[:-2])
+        if is_readable(marginal) and not bool(((marginal >= 0) & marginal.isfinite()).all()):
+            raise ValueError(
+                f"{name} must be finite and not negative, got values from "
+                f"{marginal.min().item():g} to {marginal.max().item():g}"
+            )
+    if is_readable(mu) and is_readable(nu):
+        total_mu, total_nu = mu.double().sum(-1), nu.double().sum(-1)
+        gap = (total_mu - total_nu).abs() / torch.maximum(total_mu, total_nu).clamp(min=1e-300)
+        half = torch.promote_types(mu.dtype, nu.dtype)
+        if bool((gap > 1e2 * torch.finfo(half).eps).any()):
+            raise ValueError(
+                f"mu and nu must have the same sum, they differ by up to {gap.max().item():.2g} "
+                "of it; divide each by its sum"
+            )
+
+
+def _plan(cost: Tensor, f: Tensor, g: Tensor, eps: Tensor) -> Tensor:
+    # Potentials of -inf (no mass) meet costs of +inf (forbidden): both mean zero, never NaN.
+    return torch.exp((f.unsqueeze(-1) + g.unsqueeze(-2) - cost) / eps.unsqueeze(-1))
+
+
+def _iterate(
+    cost: Tensor, mu: Tensor, nu: Tensor, eps: Tensor, tol: float, max_iter: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Potentials (..., n), (..., m), iterations (...) and residual (...) of Sinkhorn's algorithm.
+
+    Every problem stops by itself: what the others in the batch need does not change it.
+    """
+    score = -cost / eps.unsqueeze(-1)
+    log_q = torch.zeros_like(nu)
+    log_p = _balance(score + log_q.unsqueeze(-2), mu, -1)
+    iterations = torch.zeros(cost.shape[:-2], dtype=torch.int64, device=cost.device)
+    residual = torch.full_like(iterations, math.nan, dtype=cost.dtype)
+    active = ~score.isnan().any(-1).any(-1)
+    for step in range(1, max_iter + 1):
+        balanced = _balance(score + log_p.unsqueeze(-1), nu, -2)
+        log_q = torch.where(active.unsqueeze(-1), balanced, log_q)
+        next_p = _balance(score + log_q.unsqueeze(-2), mu, -1)
+        # The next update knows the row sums of the present plan: mu_i p_i / next_p_i.
+        ratio = torch.exp(torch.where(mu > 0, log_p - next_p, 0.0).detach())
+        error = (mu.detach() * (ratio - 1.0).abs()).sum(-1)
+        iterations = iterations + active
+        residual = torch.where(active, error, residual)
+        active = active & ~(error <= tol)
+        if step == max_iter or (is_concrete(active) and not bool(active.any())):
+            break  # p stays the one that q was made from: the column sums are exact
+        log_p = torch.where(active.unsqueeze(-1), next_p, log_p)
+    # One constant is free. Fix it where there is most mass, so that the potentials are unique.
+    anchor = log_q.gather(-1, nu.argmax(-1, keepdim=True))
+    anchor = torch.where(anchor.isfinite(), anchor, 0.0)  # a problem without mass
+    return eps * (log_p + anchor), eps * (log_q - anchor), iterations, residual
+
+
+def _balance(score: Tensor, marginal: Tensor, dim: int) -> Tensor:
+    """The scaling, in logarithms, that gives exp(score) the marginal along ``dim``."""
+    positive = marginal > 0
+    log_marginal = torch.log(torch.where(positive, marginal, 1.0))
+    return torch.where(positive, log_marginal - torch.logsumexp(score, dim), -math.inf)
+
+
+def _solve_kkt(
+    plan: Tensor, mu: Tensor, nu: Tensor, right_mu: Tensor, right_nu: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Solve [[diag mu, plan], [plan^T, diag nu]] [a; b] = [right_mu; right_nu], b = 0 at the anchor.
+
+    Eliminating a leaves the paper's matrix diag(nu) - plan^T diag(1/mu) plan, of the size of nu.
+    It is the Laplacian of a graph on the columns, so its diagonal is the sum of the other entries
+    of the row, which does not cancel as the paper's difference does when the plan is nearly 0-1.
+    """
+    dtype = algebra_dtype(plan)
+    inverse_mu = torch.where(mu > 0, 1.0 / torch.where(mu > 0, mu, 1.0), 0.0)
+    wide = plan.to(dtype)
+    link = (wide * inverse_mu.to(dtype).unsqueeze(-1)).mT @ wide
+    link = link - torch.diag_embed(link.diagonal(dim1=-2, dim2=-1))
+    degree = link.sum(-1)
+    # Columns that have lost contact would make the matrix singular; a relative rounding holds them.
+    matrix = torch.diag_embed(degree * (1.0 + torch.finfo(plan.dtype).eps)) - link
+    column = torch.arange(nu.shape[-1], device=nu.device)
+    fixed = (column == nu.argmax(-1, keepdim=True)) | (degree <= 0)
+    matrix = matrix.masked_fill(fixed.unsqueeze(-1) | fixed.unsqueeze(-2), 0.0)
+    matrix = matrix + torch.diag_embed(fixed.to(dtype))
+    right = right_nu - (plan * (right_mu * inverse_mu).unsqueeze(-1)).sum(-2)
+    right = right.masked_fill(fixed, 0.0)
+    b = torch.linalg.solve_ex(matrix, right.to(dtype)).result.to(plan.dtype)
+    a = (right_mu - (plan * b.unsqueeze(-2)).sum(-1)) * inverse_mu
+    return a, b
+
+
+@torch.library.custom_op("softtopk::sinkhorn", mutates_args=())
+def _sinkhorn_op(
+    cost: Tensor, mu: Tensor, nu: Tensor, eps: Tensor, tol: float, max_iter: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """An opaque call for the compiler, which would unroll the loop and could not stop it early."""
+    return _iterate(cost, mu, nu, eps, tol, max_iter)
+
+
+@_sinkhorn_op.register_fake
+def _(
+    cost: Tensor, mu: Tensor, nu: Tensor, eps: Tensor, tol: float, max_iter: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    batch = cost.shape[:-2]
+    return (
+        cost.new_empty(mu.shape),
+        cost.new_empty(nu.shape),
+        cost.new_empty(batch, dtype=torch.int64),
+        cost.new_empty(batch),
+    )
+
+
+class _Implicit(torch.autograd.Function):
+    """cost, mu, nu, eps (..., 1) -> plan, both potentials, iterations, residual.
+
+    The derivative is written in ordinary operations on inputs and the *output* plan, so that it can
+    itself be differentiated.
+    """
+
+    @staticmethod
+    def forward(
+        cost: Tensor, mu: Tensor, nu: Tensor, eps: Tensor, tol: float, max_iter: int
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        solve = _sinkhorn_op if is_traced(cost) else _iterate
+        f, g, iterations, residual = solve(cost, mu, nu, eps, tol, max_iter)
+        return _plan(cost, f, g, eps), f, g, iterations, residual
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        _, mu, nu, eps, _, _ = inputs
+        plan, _, _, iterations, residual = output
+        ctx.mark_non_differentiable(iterations, residual)
+        ctx.save_for_backward(plan, mu, nu, eps)
+        ctx.save_for_forward(plan, mu, nu, eps)
+
+    @staticmethod
+    def backward(
+        ctx: Any, grad_plan: Tensor, grad_f: Tensor, grad_g: Tensor, *_: Any
+    ) -> tuple[Tensor | None, ...]:
+        plan, mu, nu, eps = ctx.saved_tensors
+        weighted = grad_plan * plan / eps.unsqueeze(-1)
+        a, b = _solve_kkt(plan, mu, nu, weighted.sum(-1) + grad_f, weighted.sum(-2) + grad_g)
+        grad_cost = plan * (a.unsqueeze(-1) + b.unsqueeze(-2)) - weighted
+        grad_eps = (grad_cost * _log(plan)).sum((-2, -1)).unsqueeze(-1)
+        return grad_cost, eps * a, eps * b, grad_eps, None, None
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], *inputs: Any
+    ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        tensors = batch_first(info.batch_size, in_dims[:4], inputs[:4])
+        return _ImplicitForwardMode.apply(*tensors, *inputs[4:]), (0,) * 5
+
+
+class _ImplicitForwardMode(_Implicit):
+    @staticmethod
+    def jvp(
+        ctx: Any, cost: Tensor, mu: Tensor, nu: Tensor, eps: Tensor, *_: None
+    ) -> tuple[Tensor | None, ...]:
+        """The arguments are the tangents of the inputs."""
+        plan, mu_, nu_, eps_ = ctx.saved_tensors
+        change = cost + _log(plan) * eps.unsqueeze(-1)
+        moved = plan * change
+        a, b = _solve_kkt(plan, mu_, nu_, moved.sum(-1) + eps_ * mu, moved.sum(-2) + eps_ * nu)
+        d_plan = (plan * (a.unsqueeze(-1) + b.unsqueeze(-2)) - moved) / eps_.unsqueeze(-1)
+        return d_plan, a, b, None, None
+
+
+def _log(plan: Tensor) -> Tensor:
+    """log plan, and 0 where there is no mass and so no derivative."""
+    return torch.log(torch.where(plan > 0, plan, 1.0))

@@ -1,0 +1,5 @@
+"""Warnings of the package."""
+
+
+class ConvergenceWarning(UserWarning):
+    """An iterative solver stopped before it reached its tolerance."""
