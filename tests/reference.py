@@ -154,7 +154,7 @@ def sorted_soft_topk(x: ArrayLike, k: int, eps: float, scale: float = 1.0) -> Ar
     centres = np.sort(x)[::-1][:cuts].astype(np.longdouble)
     gaps = x[:, None] - centres
     u = _continuation(gaps.astype(np.float64), float(tau))
-    u = _newton(gaps / tau, u.astype(np.longdouble), tol=1e-16)
+    u = _newton(gaps / tau, u.astype(np.longdouble), tol=gaps.size * LONG_EPS)
 
     plan = _plan(gaps / tau, u)
     columns = np.append(np.ones(cuts), x.size - cuts)
@@ -164,18 +164,19 @@ def sorted_soft_topk(x: ArrayLike, k: int, eps: float, scale: float = 1.0) -> Ar
 
 
 def _continuation(gaps: Array, tau: float) -> Array:
-    """Thresholds at tau, divided by tau, found by halving the temperature from above the spread of the scores.
+    """Thresholds at tau, divided by tau, found by lowering the temperature threefold at a time.
 
     Far above the spread, the thresholds are linear in the temperature t: the mean score, plus ``t log(n - k)`` for
     the last. Far below, they stand still. Extrapolating them linearly from the last two temperatures is right in
     both limits.
     """
     n, cuts = gaps.shape
+    # Ranks 0 and k are k steps apart, so that k times the spread is what "far above" has to exceed.
     hot = max(2 * cuts * float(np.ptp(gaps[:, 0])), tau)
     last_t, last = 0.0, gaps.mean(0)
     rate = np.zeros(cuts)
     rate[-1] = np.log(n - cuts)
-    for t in np.geomspace(hot, tau, 1 + int(np.ceil(np.log(hot / tau) / np.log(RATIO)))):
+    for t in np.geomspace(hot, tau, 1 + int(np.ceil(np.log(hot / tau) / np.log(3)))):
         start = last + rate * (t - last_t)
         now = t * _newton(gaps / t, start / t, tol=1e-3)
         rate = (now - last) / (t - last_t)
@@ -215,26 +216,146 @@ def _newton(gaps: Real, u: Real, tol: float) -> Real:
         return target - inside.sum(0), inside, outside
 
     gradient, inside, outside = state(u)
-    for _ in range(100):
+    for _ in range(50):
         if np.abs(gradient).max() <= tol:
-            break
+            return u
         hessian = np.triu(inside.astype(np.float64).T @ outside.astype(np.float64))
         hessian += np.triu(hessian, 1).T
-        # A cut in a wide gap has no curvature and no gradient either: the ridge leaves it where it is.
+        # A cut in a wide gap has neither curvature nor gradient: the ridge leaves it where it is.
         size = np.sqrt(hessian.diagonal() + 1e-15)
         scaled = hessian / np.outer(size, size)
         np.fill_diagonal(scaled, 1 + 1e-14)
         direction = -np.linalg.solve(scaled, gradient.astype(np.float64) / size) / size
+        # Along the direction, the derivative of a convex function only grows. Values would be useless here: near
+        # the minimum their differences drown in rounding long before the gradient does.
         slope = gradient @ direction
         step = 1.0
-        while True:
-            trial = u + step * direction
-            new = state(trial)
-            if new[0] @ direction <= -slope / 2 or step < 1e-12:
-                break
+        while (new := state(u + step * direction))[0] @ direction > -slope / 2:
             step /= 2
-        u, (gradient, inside, outside) = trial, new
-        if LOG is not None: LOG.append((float(np.abs(gradient).max()), step))
-    return u
-LOG=None
-RATIO=2
+            assert step > 1e-12, "the Newton direction is not one of descent"
+        u, (gradient, inside, outside) = u + step * direction, new
+    raise AssertionError(f"column sums are still off by {np.abs(gradient).max():.1e} after 50 Newton steps")
+
+
+# ------------------------------------------------------------------------------------ transport problems
+
+
+def sinkhorn_plan(
+    cost: ArrayLike,
+    mu: ArrayLike,
+    nu: ArrayLike,
+    eps: float,
+    iterations: int = 1000,
+    tol: float | None = None,
+) -> Array:
+    """Entropic transport plan by Sinkhorn's iteration: ``(n, m), (n,), (m,) -> (n, m)``.
+
+    Problem: ``argmin <C, G> + eps sum_ij G_ij log G_ij`` over plans G with row sums mu and column sums nu. Entries
+    of mu and nu may be zero.
+
+    Method: Algorithm 1 of the paper, row update then column update, on the logarithms of p and q in float64.
+    Without ``tol``, exactly so many iterations. With it, iterations stop as soon as no row or column sum is off by
+    more than ``tol``, and AssertionError is raised if that takes more than ``iterations``.
+
+    Accuracy: column sums are right to rounding; every entry is within half of the summed violation of the row
+    sums (the bound of `sorted_soft_topk`), plus the rounding of ``max |C| / eps``, which float64 cannot avoid.
+    """
+    log_kernel = -np.asarray(cost, dtype=np.float64) / eps
+    mu, nu = np.asarray(mu, dtype=np.float64), np.asarray(nu, dtype=np.float64)
+    with np.errstate(divide="ignore"):
+        log_mu, log_nu = np.log(mu), np.log(nu)
+    log_q = np.full(nu.shape, -np.log(nu.size))
+    violation = np.inf
+    for _ in range(iterations):
+        log_p = log_mu - logsumexp(log_kernel + log_q, axis=1)
+        log_q = log_nu - logsumexp(log_kernel + log_p[:, None], axis=0)
+        if tol is None:
+            continue
+        plan = np.exp(log_p[:, None] + log_kernel + log_q)
+        violation = max(np.abs(plan.sum(1) - mu).max(), np.abs(plan.sum(0) - nu).max())
+        if violation <= tol:
+            return plan
+    assert tol is None, f"row sums are still off by {violation:.1e} after {iterations} iterations"
+    return np.exp(log_p[:, None] + log_kernel + log_q)
+
+
+def topk_lp(x: ArrayLike, k: float) -> Array:
+    """Hard indicator of the k largest scores, by linear programming: ``(n,) -> (n,)``.
+
+    Problem: the unregularised transport of n scores to the anchors 1 (k of them) and 0 (n - k) at squared
+    distance; the share of each score that goes to anchor 1. k may be real. Where scores tie at the cut, the
+    solution is not unique and this is one of them.
+
+    Method: scipy's HiGHS on centred scores of spread 1, which have the same solutions. Scores that differ by
+    less than about 1e-9 of the spread count as tied.
+    """
+    x = np.asarray(x, dtype=np.float64)
+    return _transport_lp(x, np.array([1.0, 0.0]), np.array([k, x.size - k]))[:, 0]
+
+
+def sorted_topk_lp(x: ArrayLike, k: int) -> Array:
+    """Hard indicators of ranks 1 to k, largest first, by linear programming: ``(n,) -> (n, k)``.
+
+    Problem: transport to the anchors k, ..., 1 (one score each) and 0 (the other n - k). As `topk_lp` otherwise.
+    """
+    x = np.asarray(x, dtype=np.float64)
+    anchors = np.arange(k, -1.0, -1.0)
+    return _transport_lp(x, anchors, np.append(np.ones(k), x.size - k))[:, :k]
+
+
+def _transport_lp(x: Array, anchors: Array, columns: Array) -> Array:
+    """Plan with unit row sums and the given column sums that minimises ``(x_i - anchor_j)^2``."""
+    n, m = x.size, anchors.size
+    scores = (x - x.mean()) / (np.ptp(x) or 1.0)
+    cost = (scores[:, None] - anchors) ** 2
+    rows = scipy.sparse.kron(scipy.sparse.eye(n), np.ones((1, m)))
+    cols = scipy.sparse.kron(np.ones((1, n)), scipy.sparse.eye(m))
+    tight = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
+    result = linprog(
+        cost.ravel(),
+        A_eq=scipy.sparse.vstack([rows, cols]).tocsr(),
+        b_eq=np.concatenate([np.ones(n), columns]),
+        options=tight,
+    )
+    assert result.status == 0, result.message
+    return result.x.reshape(n, m)
+
+
+# -------------------------------------------------------------------------------------- derivatives, data
+
+
+def numerical_jacobian(f: Callable[[Array], ArrayLike], x: ArrayLike, h: float) -> Array:
+    """Jacobian of f at x by finite differences, of shape ``f(x).shape + x.shape``.
+
+    Method: central differences at h, h/2 and h/4, extrapolated twice (Richardson), so that the error is
+    ``O(h^6)`` plus about ten times the rounding of f divided by h. For an operator at temperature tau,
+    ``h = tau / 10`` leaves about 1e-9 of the largest entry when f is right to rounding.
+    """
+    x = np.asarray(x, dtype=np.float64)
+    columns = []
+    for index in np.ndindex(x.shape):
+        table = []
+        for step in (h, h / 2, h / 4):
+            up, down = x.copy(), x.copy()
+            up[index] += step
+            down[index] -= step
+            rise = np.asarray(f(up), dtype=np.float64) - np.asarray(f(down), dtype=np.float64)
+            table.append(rise / (up[index] - down[index]))
+        fine, finer = (4 * table[1] - table[0]) / 3, (4 * table[2] - table[1]) / 3
+        columns.append((16 * finer - fine) / 15)
+    jacobian = np.stack(columns, axis=-1)
+    return jacobian.reshape(jacobian.shape[:-1] + x.shape)
+
+
+def score_families(rng: np.random.Generator, n: int) -> dict[str, Array]:
+    """Rows of n scores that between them are awkward in most of the ways scores can be: name -> ``(n,)``."""
+    levels = rng.normal(size=4)
+    clusters = 10.0 * rng.permutation(5)
+    return {
+        "normal": rng.normal(size=n),
+        "uniform": rng.uniform(size=n),
+        "cauchy": rng.standard_cauchy(size=n),
+        "tied": rng.choice(levels, size=n),
+        "clustered": rng.choice(clusters, size=n) + 1e-3 * rng.normal(size=n),
+        "logsoftmax": log_softmax(3 * rng.normal(size=n)),
+    }

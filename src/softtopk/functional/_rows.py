@@ -75,7 +75,8 @@ def canonical(
     # Below the smallest normal number a tie would be 0/0; the selection is hard long before.
     tiny = torch.finfo(x.dtype).tiny
     if isinstance(eps, Tensor) or isinstance(scale, Tensor):
-        tau: Strength = (0.5 * eps * scale).to(x.dtype).clamp(tiny, torch.finfo(x.dtype).max)
+        product = torch.as_tensor(0.5 * eps * scale).to(x.dtype)
+        tau: Strength = product.clamp(tiny, torch.finfo(x.dtype).max)
     else:
         tau = max(0.5 * eps * scale, tiny)
     return Rows(x if largest else -x, tau, scale, eps, dim, scores.dtype, largest)
@@ -99,7 +100,7 @@ def algebra_dtype(like: Tensor) -> torch.dtype:
 
 
 def largest_cost(x: Tensor, last_anchor: int, normalize: str) -> Tensor:
-    """The largest (x_i - y_j)^2 over anchors y = 0..last_anchor, per row or over all rows: (..., 1).
+    """The largest (x_i - y_j)^2 over anchors y = 0..last_anchor, per row or over all: (..., 1).
 
     The square is convex, so the extremes of x and of the anchors suffice.
     """
@@ -119,7 +120,8 @@ def places_of(k: Count, x: Tensor) -> Tensor:
     """``k`` as a tensor beside the rows ``x``."""
     if isinstance(k, Tensor):
         return k
-    return torch.full((1,), k, dtype=torch.int64 if isinstance(k, int) else x.dtype, device=x.device)
+    dtype = torch.int64 if isinstance(k, int) else x.dtype
+    return torch.full((1,), k, dtype=dtype, device=x.device)
 
 
 def pivot_of(x: Tensor, k: Count) -> Tensor:
@@ -160,8 +162,9 @@ def gaps(x: Tensor, pivot: Tensor, places: Tensor, tau: Strength) -> Tensor:
     if isinstance(tau, Tensor):
         tau = tau.unsqueeze(-1)
     with torch.no_grad():
-        ahead = x == math.inf
-        raw = torch.where(x == -math.inf, -math.inf, x - pivot)
+        fixed = x.detach()  # no_grad stops reverse mode only
+        ahead = fixed == math.inf
+        raw = torch.where(fixed == -math.inf, -math.inf, fixed - pivot)
         # Infinite scores share the places when there are too few, else each has one of its own.
         tie = torch.where(places < ahead.sum(-2), 0.0, math.inf).to(x.dtype)
         tie = torch.where(places <= 0, -math.inf, tie).unsqueeze(-2)

@@ -221,7 +221,7 @@ def _balance(score: Tensor, marginal: Tensor, dim: int) -> Tensor:
 def _solve_kkt(
     plan: Tensor, mu: Tensor, nu: Tensor, right_mu: Tensor, right_nu: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Solve [[diag mu, plan], [plan^T, diag nu]] [a; b] = [right_mu; right_nu], b = 0 at the anchor.
+    """Solve [[diag mu, plan], [plan^T, diag nu]] [a; b] = [right_mu; right_nu], b anchored at 0.
 
     Eliminating a leaves the paper's matrix diag(nu) - plan^T diag(1/mu) plan, of the size of nu.
     It is the Laplacian of a graph on the columns, so its diagonal is the sum of the other entries

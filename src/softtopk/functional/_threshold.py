@@ -73,7 +73,7 @@ def solve_offset(d: Tensor, k: Tensor) -> tuple[Tensor, int]:
     t = 0.5 * (best + torch.log(cold[0]) - torch.log(cold[1]))
     low, high = torch.full_like(t, -math.inf), torch.full_like(t, math.inf)
     active = torch.ones_like(t, dtype=torch.bool)
-    for step in range(MAX_STEPS):
+    for steps in range(1, MAX_STEPS + 1):  # noqa: B007
         rest, rest_saturated = leak(w_rest, e_rest, torch.exp((best - t).clamp(max=60.0)))
         top, top_saturated = leak(w_top, e_top, torch.exp(t.clamp(max=60.0)))
         h = (best - t) - t + torch.log(rest) - torch.log(top)
@@ -88,7 +88,7 @@ def solve_offset(d: Tensor, k: Tensor) -> tuple[Tensor, int]:
         active = active & (h.abs() > 0.25 * math.sqrt(info.eps))
         if is_concrete(active) and not bool(active.any()):
             break
-    return t.nan_to_num(nan=0.0), step + 1
+    return t.nan_to_num(nan=0.0), steps
 
 
 def log_slope(z: Tensor) -> Tensor:
@@ -144,7 +144,9 @@ class _Offset(torch.autograd.Function):
         return grad * weights, -grad * reciprocal if ctx.needs_input_grad[1] else None
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], d: Tensor, k: Tensor) -> tuple[Tensor, int]:
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], d: Tensor, k: Tensor
+    ) -> tuple[Tensor, int]:
         return offset_of(*batch_first(info.batch_size, in_dims, (d, k))), 0
 
 

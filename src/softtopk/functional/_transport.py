@@ -18,7 +18,7 @@ from ._sinkhorn import EntropicPlan, Sinkhorn, entropic_plan
 
 
 def indicator_by_sinkhorn(rows: Rows, k: Count, setting: Sinkhorn) -> Tensor:
-    """A (..., n) of the unsorted operator: n times the first column of the plan, as in the paper."""
+    """A (..., n) of the unsorted operator: n times the first column of the plan."""
     result, _, count = _solve(rows, _edges(rows, k), 1, setting)
     return _without_excluded(rows, result.plan[..., 0] * count)
 
