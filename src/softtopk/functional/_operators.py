@@ -246,10 +246,7 @@ def _unsorted(
     rows = canonical(
         scores, eps=eps, dim=dim, largest=largest, mask=mask, normalize=normalize, last_anchor=1
     )
-    k = check_k(k, rows.n, rows.batch)
-    if isinstance(k, Tensor) and k.is_floating_point():
-        k = k.to(rows.scores.dtype)
-    return rows, k
+    return rows, check_k(k, rows.n, rows.batch)
 
 
 def _sinkhorn(solver: Solver) -> Sinkhorn | None:

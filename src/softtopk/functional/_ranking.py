@@ -11,11 +11,16 @@ largest score, and each equation is put as a balance of two leaks, summed direct
 
     h_j(offset) = log sum_{i not in top_j} M_ij - log sum_{i in top_j} N_ij = 0.
 
-Newton's method on h alone converges fast when the row is uniformly hot or cold, and may fail when
-its top is cold and its bulk is hot (heavy tails): a step can leave some rank with no element, and
-the Jacobian is then singular. One Sinkhorn sweep after the step gives every rank its mass back, and
-with it 8 steps suffice everywhere we looked. Far from the root each step is therefore a Newton step
-and a sweep; near it, Newton alone.
+Two things make Newton's method on h converge in 5 steps or fewer wherever we looked (see tests).
+
+The start. In the middle of its gap a threshold is right when cold, and by symmetry also when
+evenly spaced neighbours blur over many ranks; what is left comes from the two ends, where one
+Sinkhorn sweep deals with it. (Balancing the leaks of each threshold by itself is a bad start: an
+element reaches rank j only past all the thresholds in between, so the errors add up.)
+
+The safeguard. Where a row is cold at its top and hot in its bulk (heavy tails), a Newton step can
+leave some rank with no element, and the Jacobian is then singular. One sweep after the step gives
+every rank its mass back. So far from the root a step is a Newton step and a sweep.
 """
 
 from __future__ import annotations
@@ -67,7 +72,7 @@ def solve_ranking(d: Tensor) -> tuple[Tensor, int, Tensor]:
     precision = torch.finfo(d.dtype).eps
     far, near = 1.0, 0.25 * math.sqrt(precision)
     w_top, column = _membership(d)
-    t = _sweep(d, _cold_start(d, w_top), column)
+    t = _sweep(d, _middle_of_gaps(d, w_top), column)
     h, jacobian = _residual(d, t, w_top)
     norm = h.abs().amax(-1, keepdim=True)
     damping = torch.ones_like(norm)
@@ -110,14 +115,10 @@ def _membership(d: Tensor) -> tuple[Tensor, Tensor]:
     return w_top, torch.cat([first, filled, last], -1).diff(dim=-1).to(d.dtype)
 
 
-def _cold_start(d: Tensor, w_top: Tensor) -> Tensor:
-    """Offsets (..., k) that balance the leaks of each threshold if both were pure exponentials."""
-    info = torch.finfo(d.dtype)
-    best = torch.where(w_top < 1, d, -math.inf).amax(-2, keepdim=True).clamp(min=-0.125 * info.max)
-    rest = ((1.0 - w_top) * torch.exp((d - best).clamp(max=0.0))).sum(-2)
-    top = (w_top * torch.exp(-d.clamp(min=0.0))).sum(-2)
-    log_ratio = torch.log(rest.clamp(min=info.tiny)) - torch.log(top.clamp(min=info.tiny))
-    return 0.5 * (best.squeeze(-2) + log_ratio)
+def _middle_of_gaps(d: Tensor, w_top: Tensor) -> Tensor:
+    """Offsets (..., k) halfway between each pivot (d = 0) and the next element below it."""
+    lowest = -0.125 * torch.finfo(d.dtype).max
+    return 0.5 * torch.where(w_top < 1, d, -math.inf).amax(-2).clamp(min=lowest)
 
 
 def _sweep(d: Tensor, t: Tensor, column: Tensor) -> Tensor:

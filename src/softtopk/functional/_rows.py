@@ -117,10 +117,10 @@ def largest_cost(x: Tensor, last_anchor: int, normalize: str) -> Tensor:
 
 
 def places_of(k: Count, x: Tensor) -> Tensor:
-    """``k`` as a tensor beside the rows ``x``."""
+    """``k`` as a tensor beside the rows ``x``, kept exact: only k minus a count is ever rounded."""
     if isinstance(k, Tensor):
         return k
-    dtype = torch.int64 if isinstance(k, int) else x.dtype
+    dtype = torch.int64 if isinstance(k, int) else algebra_dtype(x)
     return torch.full((1,), k, dtype=dtype, device=x.device)
 
 
@@ -169,10 +169,13 @@ def gaps(x: Tensor, pivot: Tensor, places: Tensor, tau: Strength) -> Tensor:
         tie = torch.where(places < ahead.sum(-2), 0.0, math.inf).to(x.dtype)
         tie = torch.where(places <= 0, -math.inf, tie).unsqueeze(-2)
         raw = torch.where(ahead & (pivot == math.inf), tie, raw)
-        # An element whose quotient would overflow is decided too. Keeping infinities out of the
-        # division keeps 0 * inf out of its derivative.
+        # An element whose quotient would overflow is decided too, and so is one for which the
+        # derivative in tau, quotient / tau, would. Kept out of the division, it cannot make 0 * inf.
         limit = 0.125 * torch.finfo(x.dtype).max
-        bound = limit * (tau.detach().clamp(max=1.0) if isinstance(tau, Tensor) else min(tau, 1.0))
+        if isinstance(tau, Tensor):
+            bound: Strength = limit * tau.detach().clamp(max=1.0).square()
+        else:
+            bound = limit * min(tau, 1.0)
         decided = ~(raw.abs() <= bound)
         outcome = raw * math.inf  # keeps the sign, and NaN; only read where raw is not zero
-    return torch.where(decided, outcome, (x - pivot).masked_fill(decided, 0.0) / tau)
+    return torch.where(decided, outcome, (x - pivot).masked_fill(decided | ahead, 0.0) / tau)

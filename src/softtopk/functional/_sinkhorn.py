@@ -187,11 +187,12 @@ def _iterate(
     Every problem stops by itself: what the others in the batch need does not change it.
     """
     score = -cost / eps.unsqueeze(-1)
-    log_q = torch.zeros_like(nu)
+    broken = score.isnan().any(-1).any(-1)
+    log_q = torch.zeros_like(nu).masked_fill(broken.unsqueeze(-1), math.nan)
     log_p = _balance(score + log_q.unsqueeze(-2), mu, -1)
     iterations = torch.zeros(cost.shape[:-2], dtype=torch.int64, device=cost.device)
     residual = torch.full_like(iterations, math.nan, dtype=cost.dtype)
-    active = ~score.isnan().any(-1).any(-1)
+    active = ~broken
     for step in range(1, max_iter + 1):
         balanced = _balance(score + log_p.unsqueeze(-1), nu, -2)
         log_q = torch.where(active.unsqueeze(-1), balanced, log_q)
@@ -207,7 +208,7 @@ def _iterate(
         log_p = torch.where(active.unsqueeze(-1), next_p, log_p)
     # One constant is free. Fix it where there is most mass, so that the potentials are unique.
     anchor = log_q.gather(-1, nu.argmax(-1, keepdim=True))
-    anchor = torch.where(anchor.isfinite(), anchor, 0.0)  # a problem without mass
+    anchor = torch.where(anchor == -math.inf, 0.0, anchor)  # a problem without mass
     return eps * (log_p + anchor), eps * (log_q - anchor), iterations, residual
 
 

@@ -84,8 +84,9 @@ def solve_offset(d: Tensor, k: Tensor) -> tuple[Tensor, int]:
         inside = (newton >= low) & (newton <= high)
         newton = torch.where(inside, newton, 0.5 * low + 0.5 * high)
         t = torch.where(active, newton, t)
-        # Convergence is quadratic: a step from within the root of the precision reaches it.
-        active = active & (h.abs() > 0.25 * math.sqrt(info.eps))
+        # Convergence is quadratic: a step from within the root of the precision reaches it. Far
+        # below the pivot h is only known to the rounding of its own terms.
+        active = active & (h.abs() > 0.25 * math.sqrt(info.eps) - 4.0 * info.eps * best)
         if is_concrete(active) and not bool(active.any()):
             break
     return t.nan_to_num(nan=0.0), steps
@@ -135,13 +136,15 @@ class _Offset(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.k_dtype = inputs[1].dtype
         ctx.save_for_backward(inputs[0], output)
         ctx.save_for_forward(inputs[0], output)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None]:
         weights, reciprocal = _slopes(*ctx.saved_tensors)
-        return grad * weights, -grad * reciprocal if ctx.needs_input_grad[1] else None
+        grad_k = (-grad * reciprocal).to(ctx.k_dtype) if ctx.needs_input_grad[1] else None
+        return grad * weights, grad_k
 
     @staticmethod
     def vmap(
@@ -159,5 +162,5 @@ class _OffsetForwardMode(_Offset):
         if d_tangent is not None:
             tangent = tangent + (weights * d_tangent).sum(-1, keepdim=True)
         if k_tangent is not None:
-            tangent = tangent - reciprocal * k_tangent
+            tangent = tangent - reciprocal * k_tangent.to(offset.dtype)
         return tangent

@@ -39,7 +39,7 @@ def threshold_by_sinkhorn(rows: Rows, k: Count, setting: Sinkhorn) -> Tensor:
     first, second = result.col_potential.split(1, -1)
     middle = sum(_anchors(rows, 1)) / 2
     threshold = middle - 0.5 * rows.scale * (first - second)
-    places = edges[..., 1:2]
+    places = places_of(k, rows.scores)
     threshold = torch.where(places >= edges[..., 2:], -math.inf, threshold)
     return torch.where(places <= 0, math.inf, threshold)
 

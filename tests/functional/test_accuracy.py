@@ -1,0 +1,206 @@
+"""Values against oracles that share no code with the package."""
+
+import warnings
+
+import numpy as np
+import pytest
+import reference
+import torch
+
+from softtopk import (
+    ConvergenceWarning,
+    Sinkhorn,
+    log_soft_topk,
+    soft_topk,
+    sorted_soft_topk,
+    topk_threshold,
+)
+from softtopk.functional._operators import _rank_gaps
+from softtopk.functional._ranking import solve_ranking
+from softtopk.functional._rows import canonical, gaps, pivot_of, places_of, settle
+from softtopk.functional._threshold import solve_offset
+
+FAMILIES = ["normal", "uniform", "cauchy", "tied", "clustered", "logsoftmax"]
+
+
+def scores_of(family, n, dtype, seed=0):
+    """Scores in ``dtype``, and their spread: temperatures are stated in units of it."""
+    scores = torch.tensor(reference.score_families(np.random.default_rng(seed), n)[family])
+    scores = scores.to(dtype)
+    return scores, float(scores.max() - scores.min()) or 1.0
+
+
+def error(result, truth):
+    return float((result.double() - torch.as_tensor(truth, dtype=torch.float64)).abs().max())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("n", [2, 10, 1000, 100_000])
+def test_unsorted_values(family, n):
+    for dtype, tolerance in ((torch.float32, 1e-6), (torch.float64, 1e-12)):
+        scores, spread = scores_of(family, n, dtype)
+        for k in sorted({1, n // 10 or 1, n // 2, n - 1}):
+            for temperature in (1e-6, 1e-4, 1e-2, 1.0, 1e3) if n < 100_000 else (1e-5, 0.1):
+                eps = temperature * spread
+                truth, _ = reference.soft_topk(scores.double().numpy(), k, eps)
+                result = soft_topk(scores, k, eps=eps)
+                assert error(result, truth) <= tolerance, (dtype, k, temperature)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("n", [2, 10, 1000, 100_000])
+def test_unsorted_steps(family, n):
+    """At most 12 iterations are promised; Newton on the logarithm of the leaks takes half."""
+    for dtype in (torch.float32, torch.float64):
+        scores, spread = scores_of(family, n, dtype)
+        for k in sorted({1, n // 3 or 1, n // 2, n - 1}) + [0.01, n - 0.5]:
+            places = places_of(k, scores)
+            pivot = settle(scores, pivot_of(scores, k), places)
+            for exponent in range(-6, 4):
+                tau = 0.5 * 10.0**exponent * spread
+                _, steps = solve_offset(gaps(scores, pivot, places, tau).squeeze(-1), places)
+                assert steps <= 6, (dtype, k, exponent)
+
+
+@pytest.mark.parametrize("k", [0.25, 1.5, 3, 6.999])
+def test_fractional_k(k):
+    scores, _ = scores_of("normal", 9, torch.float64)
+    truth, threshold = reference.soft_topk(scores.numpy(), k, 0.3)
+    assert error(soft_topk(scores, k, eps=0.3), truth) <= 1e-13
+    assert error(topk_threshold(scores, k, eps=0.3), threshold) <= 1e-13
+
+
+def test_k_and_eps_per_row():
+    scores = torch.randn(4, 3, 11, dtype=torch.float64)
+    k = torch.tensor([[1.0], [2.5], [7.0], [10.9]], dtype=torch.float64)
+    eps = torch.tensor([0.01, 0.5, 20.0], dtype=torch.float64)
+    result = soft_topk(scores, k, eps=eps)
+    for i in range(4):
+        for j in range(3):
+            truth, _ = reference.soft_topk(scores[i, j].numpy(), k[i, 0].item(), eps[j].item())
+            assert error(result[i, j], truth) <= 1e-13
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("eps", [1e-4, 0.1, 10.0])
+def test_log_values_also_where_they_underflow(dtype, eps):
+    scores, _ = scores_of("normal", 50, dtype)
+    result = log_soft_topk(scores, 7, eps=eps)
+    truth = torch.tensor(reference.log_soft_topk(scores.double().numpy(), 7, eps))
+    precision = torch.finfo(dtype).eps
+    # log A = (x - t) / tau: its error is relative to itself, and absolute where A is not small.
+    assert ((result.double() - truth).abs() <= 16 * precision * (1 + truth.abs())).all()
+    if eps == 1e-4:
+        assert truth.min() < np.log(torch.finfo(dtype).tiny)
+
+
+def test_threshold_is_the_quantile_when_cold():
+    scores = torch.randn(5, 20, dtype=torch.float64)
+    ordered = scores.sort(dim=-1, descending=True).values
+    middle = ordered[:, 2:4].mean(-1)
+    torch.testing.assert_close(topk_threshold(scores, 3, eps=1e-9), middle)
+    flipped = topk_threshold(-scores, 3, eps=1e-9, largest=False)
+    torch.testing.assert_close(flipped, -middle)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("n", "k"), [(2, 1), (10, 3), (40, 40), (100, 64), (600, 10)])
+def test_sorted_values(family, n, k):
+    for dtype, tolerance in ((torch.float32, 1e-5), (torch.float64, 1e-9)):
+        scores, spread = scores_of(family, n, dtype)
+        for temperature in (1e-4, 1e-2, 1.0, 1e3):
+            eps = temperature * spread
+            truth = reference.sorted_soft_topk(scores.double().numpy(), k, eps)
+            result = sorted_soft_topk(scores, k, eps=eps)
+            assert error(result, truth) <= tolerance, (dtype, temperature)
+            assert error(result.sum(0), np.ones(k)) <= 2 * tolerance
+            assert float(result.sum(1).max()) <= 1 + tolerance
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_sorted_steps(family, dtype):
+    """Rows that are cold at the top and hot in the bulk (heavy tails) are the hard ones."""
+    for n, k in ((30, 30), (300, 5), (500, 64)):
+        for seed in range(2):
+            scores, spread = scores_of(family, n, dtype, seed)
+            for exponent in np.arange(-4, 3.5, 0.5):
+                rows = canonical(
+                    scores,
+                    eps=float(10**exponent * spread),
+                    dim=-1,
+                    largest=True,
+                    mask=None,
+                    normalize=None,
+                    last_anchor=k,
+                )
+                _, steps, converged = solve_ranking(_rank_gaps(rows, k))
+                assert converged.all()
+                assert steps <= 6, (n, k, seed, exponent)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("n", "k"), [(1000, 10), (1000, 64), (2000, 5)])
+def test_sorted_values_of_long_rows(family, n, k):
+    test_sorted_values(family, n, k)
+
+
+def test_sorted_with_one_rank_is_unsorted():
+    scores = torch.randn(6, 30, dtype=torch.float64)
+    sorted_one = sorted_soft_topk(scores, 1, eps=0.4).squeeze(-1)
+    torch.testing.assert_close(sorted_one, soft_topk(scores, 1, eps=0.4), rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("largest", [True, False])
+@pytest.mark.parametrize("normalize", [None, "row", "batch"])
+def test_exact_solvers_agree_with_converged_sinkhorn(normalize, largest):
+    """The whole route through the paper's cost matrix: anchors, normalisation, orientation."""
+    torch.manual_seed(1)
+    scores = 2 * torch.randn(3, 12, dtype=torch.float64) + 1
+    options = {"eps": 0.2 if normalize else 3.0, "normalize": normalize, "largest": largest}
+    solver = Sinkhorn(max_iter=20_000, tol=1e-13)
+    for operator, k in (
+        (soft_topk, 4),
+        (soft_topk, 2.5),
+        (log_soft_topk, 4),
+        (topk_threshold, 4),
+        (sorted_soft_topk, 4),
+        (sorted_soft_topk, 12),
+    ):
+        exact = operator(scores, k, **options)
+        sinkhorn = operator(scores, k, solver=solver, **options)
+        torch.testing.assert_close(exact, sinkhorn, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("largest", [True, False])
+def test_normalised_cost_is_the_papers(largest):
+    """Row and batch divisors against the cost matrix written out, solved by the oracle."""
+    torch.manual_seed(2)
+    scores = torch.randn(2, 9, dtype=torch.float64) * torch.tensor([[1.0], [3.0]])
+    for sort, k in ((False, 3), (True, 3)):
+        anchors = np.arange(k + 1) if sort else np.arange(2)
+        cost = (scores.numpy()[:, :, None] - anchors) ** 2
+        nu = np.append(np.ones(k), 9 - k) / 9 if sort else np.array([k, 9 - k]) / 9
+        for normalize, divisor in (("row", cost.max((1, 2))), ("batch", np.full(2, cost.max()))):
+            operator = sorted_soft_topk if sort else soft_topk
+            result = operator(scores, k, eps=0.1, normalize=normalize, largest=largest)
+            for row in range(2):
+                c = cost[row][:, ::-1] if largest else cost[row]
+                plan = reference.sinkhorn_plan(
+                    c / divisor[row], np.full(9, 1 / 9), nu, 0.1, 50_000, tol=1e-14
+                )
+                truth = 9 * (plan[:, :k] if sort else plan[:, 0])
+                assert error(result[row], truth) <= 1e-10
+
+
+def test_sinkhorn_warns_where_the_paper_stops_too_early():
+    """200 iterations at the paper's MNIST setting are far from converged."""
+    scores = torch.randn(20, 100)
+    with pytest.warns(ConvergenceWarning, match="residual of"):
+        stopped = soft_topk(scores, 9, eps=1e-3, normalize="batch", solver="sinkhorn")
+    exact = soft_topk(scores, 9, eps=1e-3, normalize="batch")
+    assert (stopped - exact).abs().max() > 0.1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        soft_topk(scores, 9, eps=1.0, normalize="batch", solver="sinkhorn")
