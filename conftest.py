@@ -8,6 +8,9 @@ import torch
 
 import softtopk
 
+# The tensors of the tests are small: more threads only wait for each other.
+torch.set_num_threads(1)
+
 
 @pytest.fixture(autouse=True)
 def _doctest_setup(doctest_namespace: dict[str, Any]) -> Iterator[None]:

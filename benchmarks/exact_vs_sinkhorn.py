@@ -217,7 +217,7 @@ def print_header(threads: int) -> None:
     print(
         f"softtopk {softtopk.__version__}, torch {torch.__version__}, "
         f"Python {platform.python_version()}, {platform.system()} {platform.machine()}, "
-        f"{cpus} CPUs, {threads} threads"
+        f"CPUs: {cpus}, threads: {threads}"
     )
     print(f"python {shlex.join(sys.argv)}")
     # Includes nothing of this run yet, so it is the load by others.

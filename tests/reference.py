@@ -165,8 +165,9 @@ def sorted_soft_topk(x: ArrayLike, k: int, eps: float, scale: float = 1.0) -> Ar
     `CERTIFIED`.
 
     Accuracy: 2e-15 for (n, k) up to (30, 8), k = n included, eps from 1e-6 to 1e3 times the spread
-    and every family of `score_families`; @@BIG@@. The certificate held in 35,000 random problems
-    with n up to 400, k up to 100 and eps from 1e-6 to 1e4 times the spread, and for (2000, 64).
+    and every family of `score_families`. For (2000, 64), the bound evaluated with mpmath is 9e-15.
+    The certificate held in 35,000 random problems with n up to 400, k up to 100 and eps from 1e-6
+    to 1e4 times the spread.
     """
     scores, tau = _row(x), _tau(eps, scale)
     n = scores.size

@@ -17,7 +17,7 @@ from softtopk import (
 )
 
 MASK = torch.tensor([[1, 1, 0, 1, 1, 1], [1, 0, 1, 1, 1, 0]]).bool()
-TIGHT = Sinkhorn(max_iter=20_000, tol=1e-15)
+TIGHT = Sinkhorn(max_iter=5000, tol=1e-14)
 OPERATORS = [
     pytest.param(soft_topk, id="soft"),
     pytest.param(log_soft_topk, id="log"),
@@ -33,14 +33,8 @@ def leaf(*shape, seed=0, scale=1.0, shift=0.0):
 
 
 def check(function, *inputs):
-    """First derivatives in both modes and batched, second derivatives in reverse over reverse."""
-    assert gradcheck(
-        function,
-        inputs,
-        check_forward_ad=True,
-        check_batched_grad=True,
-        check_batched_forward_grad=True,
-    )
+    """First derivatives in both modes, second derivatives in reverse over reverse."""
+    assert gradcheck(function, inputs, check_forward_ad=True, check_batched_grad=True)
     assert gradgradcheck(function, inputs)
 
 
@@ -100,9 +94,7 @@ def test_third_derivative():
     scores = leaf(5)
 
     def second(x):
-        (first,) = torch.autograd.grad(
-            soft_topk(x, 2, eps=2.0).pow(3).sum(), x, create_graph=True
-        )
+        (first,) = torch.autograd.grad(soft_topk(x, 2, eps=2.0).pow(3).sum(), x, create_graph=True)
         (result,) = torch.autograd.grad(first.pow(2).sum(), x, create_graph=True)
         return result
 
@@ -146,7 +138,7 @@ def test_gradients_are_finite_and_bounded_at_every_temperature(operator, family)
 
 @pytest.mark.parametrize("operator", [soft_topk, sorted_soft_topk])
 def test_single_precision_gradients_are_right(operator):
-    """Against the same in double precision, relative to the largest entry."""
+    """Against double precision: to rounding of the largest that derivatives can be, 1 / tau."""
     x = torch.randn(3, 300, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     for eps in (1e-3, 1e-2, 0.1, 1.0, 100.0):
         grads = []
@@ -155,7 +147,7 @@ def test_single_precision_gradients_are_right(operator):
             result = operator(scores, 10, eps=eps)
             weight = torch.linspace(-1, 1, result.numel(), dtype=dtype).reshape(result.shape)
             grads.append(torch.autograd.grad((weight * result).sum(), scores)[0].double())
-        assert (grads[0] - grads[1]).abs().max() <= 1e-5 * max(grads[1].abs().max(), 1e-2 / eps)
+        assert (grads[0] - grads[1]).abs().max() <= 1e-6 * 2 / eps
 
 
 def test_unconverged_sinkhorn_still_has_a_finite_gradient():

@@ -172,7 +172,8 @@ def test_at_most_two_outputs_are_kept_for_backward(operator, eps_grad):
     scores = torch.randn(64, 500, requires_grad=True)
     eps = torch.tensor(0.3, requires_grad=True) if eps_grad else 0.3
     saved, output = saved_bytes(lambda: operator(scores, 10, eps=eps))
-    assert saved <= (3.6 if eps_grad or operator is log_soft_topk else 2.6) * output
+    # Two, and masks of a quarter each; the derivative in eps needs the distances before and after.
+    assert saved <= (3.6 if eps_grad else 2.6) * output
 
 
 def test_memory_of_the_implicit_gradient_does_not_grow_with_the_iterations():

@@ -127,8 +127,9 @@ def check_broadcast(
 
 
 def is_traced(tensor: Tensor) -> bool:
-    """Whether there may be no value behind the tensor: it is being compiled, or a fake one."""
-    return torch.compiler.is_compiling() or type(tensor) not in (Tensor, torch.nn.Parameter)
+    """Whether there may be no value behind the tensor: it is being compiled, fake, or meta."""
+    plain = type(tensor) in (Tensor, torch.nn.Parameter) and not tensor.is_meta
+    return torch.compiler.is_compiling() or not plain
 
 
 def is_concrete(tensor: Tensor) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ._arguments import Count, Strength, check_flag, check_integer_k, check_k, check_scores
 from ._ranking import ranking_of
-from ._rows import Rows, canonical, gaps, pivot_of, places_of, settle
+from ._rows import Rows, canonical, distances, pivot_of, places_of
 from ._sinkhorn import Sinkhorn
 from ._threshold import offset_of
 from ._transport import (
@@ -114,7 +114,7 @@ def log_soft_topk(
     takes no part has -inf; every other one is finite, unless k = 0.
 
     >>> log_soft_topk(torch.tensor([0.0, 1.0, 2.0]), 1, eps=1 / 128)
-    tensor([-384., -128.,    0.])
+    tensor([-384., -128.,   -0.])
     """
     rows, k = _unsorted(scores, k, eps, dim, largest, mask, normalize)
     sinkhorn = _sinkhorn(solver)
@@ -122,8 +122,9 @@ def log_soft_topk(
         log_a = log_indicator_by_sinkhorn(rows, k, sinkhorn)
         return log_a.to(rows.dtype).movedim(-1, rows.dim)
     logits = _logits(rows, k)
-    # At -inf logsigmoid has slope 1, which would let the constant -inf move the threshold.
-    log_a = torch.where(logits == -math.inf, -math.inf, F.logsigmoid(logits))
+    # log sigmoid as a softplus, which keeps less for backward than logsigmoid. At -inf its slope
+    # is 1, which would let the constant -inf move the threshold.
+    log_a = torch.where(logits == -math.inf, -math.inf, -F.softplus(-logits, threshold=50.0))
     return log_a.to(rows.dtype).movedim(-1, rows.dim)
 
 
@@ -211,8 +212,8 @@ def sorted_soft_topk(
     tensor([2.2928, 1.9039])
     """
     check_flag("hard", hard)
-    n = scores.shape[check_scores(scores, dim)]
-    k = check_integer_k(k, n)
+    dim = check_scores(scores, dim)
+    k = check_integer_k(k, scores.shape[dim])
     rows = canonical(
         scores,
         eps=eps,
@@ -228,7 +229,7 @@ def sorted_soft_topk(
     elif sinkhorn is not None:
         soft = ranking_by_sinkhorn(rows, k, sinkhorn)
     else:
-        soft = ranking_of(_rank_gaps(rows, k))[..., :k]
+        soft = ranking_of(_rank_distances(rows, k))[..., :k]
     if hard:
         soft = _straight_through(_hard_ranking(rows, k), soft)
     return soft.to(rows.dtype).movedim(-2, rows.dim)
@@ -269,20 +270,18 @@ def _logits(rows: Rows, k: Count) -> Tensor:
 def _solve(rows: Rows, k: Count) -> tuple[Tensor, Tensor, Tensor]:
     """Pivot (..., 1), offset of the threshold from it in units of tau, and distances (..., n)."""
     x, places = rows.scores, places_of(k, rows.scores)
-    # Choosing a pivot is choosing an origin: no derivative passes through it.
-    fixed_x, fixed_places = x.detach(), places.detach()
-    pivot = pivot_of(fixed_x, fixed_places if isinstance(k, Tensor) else k)
-    pivot = settle(fixed_x, pivot, fixed_places)
-    d = gaps(x, pivot, fixed_places, rows.tau).squeeze(-1)
+    fixed_places = places.detach()
+    pivot = pivot_of(x.detach(), fixed_places if isinstance(k, Tensor) else k)
+    d, pivot = distances(x, pivot, fixed_places, rows.tau)
+    d = d.squeeze(-1)
     return pivot, offset_of(d, places), d
 
 
-def _rank_gaps(rows: Rows, k: int) -> Tensor:
+def _rank_distances(rows: Rows, k: int) -> Tensor:
     """Distances (..., n, k) of every element from the pivot of every threshold."""
-    x = rows.scores.detach()
-    places = torch.arange(1, k + 1, device=x.device)
-    pivots = settle(x, x.topk(k, dim=-1).values, places)
-    return gaps(rows.scores, pivots, places, rows.tau)
+    x = rows.scores
+    pivots = x.detach().topk(k, dim=-1).values
+    return distances(x, pivots, torch.arange(1, k + 1, device=x.device), rows.tau)[0]
 
 
 def _hard_selection(rows: Rows, k: Count) -> Tensor:

@@ -30,11 +30,13 @@ import warnings
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ._arguments import is_concrete, is_traced
 from ._batching import batch_first
 from ._rows import algebra_dtype
+from ._threshold import without_negligible
 from ._warnings import ConvergenceWarning
 
 MAX_STEPS = 40
@@ -43,7 +45,7 @@ CHECK_EVERY = 8
 
 
 def ranking_of(d: Tensor) -> Tensor:
-    """Differentiable plan P (..., n, k + 1) of the distances ``d`` (..., n, k) from `gaps`."""
+    """Differentiable plan P (..., n, k + 1) of the distances ``d`` (..., n, k) from `distances`."""
     # Dynamo traces no autograd.Function that defines a jvp.
     function = _Ranking if torch.compiler.is_compiling() else _RankingForwardMode
     plan: Tensor = function.apply(d)
@@ -58,8 +60,7 @@ def plan_of(a: Tensor) -> Tensor:
     """
     below = a.clamp(max=0.0).flip(-1).cumsum(-1).flip(-1)
     above = a.clamp(min=0.0).cumsum(-1)
-    zero = torch.zeros_like(a[..., :1])
-    return torch.softmax(torch.cat([below, zero], -1) - torch.cat([zero, above], -1), -1)
+    return torch.softmax(F.pad(below, (0, 1)) - F.pad(above, (1, 0)), -1)
 
 
 def tails_of(plan: Tensor) -> tuple[Tensor, Tensor]:
@@ -71,8 +72,11 @@ def solve_ranking(d: Tensor) -> tuple[Tensor, int, Tensor]:
     """P (..., n, k + 1) without derivatives, the number of steps, and which rows converged."""
     precision = torch.finfo(d.dtype).eps
     far, near = 1.0, 0.25 * math.sqrt(precision)
+    whole = d
+    start = _middle_of_gaps(d)
+    d = without_negligible(d, d[..., -1], 2.0 * start[..., -1:])
     w_top, column = _membership(d)
-    t = _sweep(d, _middle_of_gaps(d, w_top), column)
+    t = _sweep(d, start, column)
     h, jacobian = _residual(d, t, w_top)
     norm = h.abs().amax(-1, keepdim=True)
     damping = torch.ones_like(norm)
@@ -81,7 +85,8 @@ def solve_ranking(d: Tensor) -> tuple[Tensor, int, Tensor]:
         # Convergence is quadratic: a step from within the root of the precision reaches it.
         last = norm <= near
         new = t + damping * _newton_step(jacobian, h)
-        new = torch.where(norm > far, _sweep(d, new, column), new)
+        if not is_concrete(norm) or bool((norm > far).any()):
+            new = torch.where(norm > far, _sweep(d, new, column), new)
         new_h, new_jacobian = _residual(d, new, w_top)
         better = (new_h.abs().amax(-1, keepdim=True) < norm) | last | ~active
         if not (is_concrete(better) and bool(better.all())):
@@ -96,7 +101,7 @@ def solve_ranking(d: Tensor) -> tuple[Tensor, int, Tensor]:
         active = active & ~last
         if (d.is_cpu or step % CHECK_EVERY == 0) and not bool(active.any()):
             break
-    return plan_of(d - t.nan_to_num(nan=0.0).unsqueeze(-2)), step, ~active.squeeze(-1)
+    return plan_of(whole - t.nan_to_num(nan=0.0).unsqueeze(-2)), step, ~active.squeeze(-1)
 
 
 def _membership(d: Tensor) -> tuple[Tensor, Tensor]:
@@ -115,10 +120,13 @@ def _membership(d: Tensor) -> tuple[Tensor, Tensor]:
     return w_top, torch.cat([first, filled, last], -1).diff(dim=-1).to(d.dtype)
 
 
-def _middle_of_gaps(d: Tensor, w_top: Tensor) -> Tensor:
-    """Offsets (..., k) halfway between each pivot (d = 0) and the next element below it."""
+def _middle_of_gaps(d: Tensor) -> Tensor:
+    """Offsets (..., k) halfway between each pivot (d = 0) and the best element of the rest."""
+    places = torch.arange(1, d.shape[-1] + 1, device=d.device)
+    shared = (d >= 0).sum(-2) > places  # the pivot itself is in part in the rest
+    below = torch.where(d < 0, d, -math.inf).amax(-2)
     lowest = -0.125 * torch.finfo(d.dtype).max
-    return 0.5 * torch.where(w_top < 1, d, -math.inf).amax(-2).clamp(min=lowest)
+    return 0.5 * torch.where(shared & (d == 0).any(-2), 0.0, below).clamp(min=lowest)
 
 
 def _sweep(d: Tensor, t: Tensor, column: Tensor) -> Tensor:
@@ -159,12 +167,13 @@ def _solve_covariance(m: Tensor, n: Tensor, right: Tensor) -> Tensor:
     """Solve H u = right (..., k) with H_jl = sum_i m_i,min(j,l) n_i,max(j,l).
 
     Scaled to a unit diagonal the matrix is well conditioned at every temperature: where a threshold
-    is cold, its row and column vanish together. One that has underflowed carries no derivative.
+    is cold, its row and column vanish together. One that has all but vanished has no derivative;
+    the root of the smallest number leaves room for the powers that second derivatives take.
     """
     upper = torch.triu(_gram(m, n))
     matrix = upper + torch.triu(upper, 1).mT
     diagonal = matrix.diagonal(dim1=-2, dim2=-1)
-    alive = diagonal > 0
+    alive = diagonal > math.sqrt(torch.finfo(matrix.dtype).tiny)
     scale = torch.where(alive, torch.where(alive, diagonal, 1.0).rsqrt(), 0.0)
     scaled = scale.unsqueeze(-1) * matrix * scale.unsqueeze(-2)
     scaled = scaled + torch.diag_embed((~alive).to(matrix.dtype))
@@ -174,9 +183,9 @@ def _solve_covariance(m: Tensor, n: Tensor, right: Tensor) -> Tensor:
 
 def _covariance_times(m: Tensor, n: Tensor, u: Tensor) -> Tensor:
     """For every element the product of its own k x k matrix m_min n_max with u, in O(k)."""
-    lower = n * (m * u).cumsum(-1)
-    tail = (n * u).flip(-1).cumsum(-1).flip(-1)
-    return lower + m * torch.cat([tail[..., 1:], torch.zeros_like(tail[..., :1])], -1)
+    before = (m * u).cumsum(-1)
+    after = (n * u).flip(-1).cumsum(-1).flip(-1)[..., 1:]
+    return n * before + m * F.pad(after, (0, 1))
 
 
 @torch.library.custom_op("softtopk::ranking", mutates_args=())
@@ -242,6 +251,5 @@ class _RankingForwardMode(_Ranking):
         m, n = tails_of(plan)
         offset_tangent = _solve_covariance(m, n, _covariance_times(m, n, d_tangent).sum(-2))
         a_tangent = d_tangent - offset_tangent.unsqueeze(-2)
-        l_tangent = a_tangent.flip(-1).cumsum(-1).flip(-1)
-        l_tangent = torch.cat([l_tangent, torch.zeros_like(l_tangent[..., :1])], -1)
+        l_tangent = F.pad(a_tangent.flip(-1).cumsum(-1).flip(-1), (0, 1))
         return plan * (l_tangent - (plan * l_tangent).sum(-1, keepdim=True))

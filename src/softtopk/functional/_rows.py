@@ -21,6 +21,7 @@ from ._arguments import (
     check_flag,
     check_mask,
     check_scores,
+    is_readable,
 )
 
 
@@ -137,45 +138,67 @@ def pivot_of(x: Tensor, k: Count) -> Tensor:
     return x.topk(n - rank + 1, dim=-1, largest=False, sorted=False).values.amax(-1, keepdim=True)
 
 
-def settle(x: Tensor, pivot: Tensor, places: Tensor) -> Tensor:
-    """Move the pivots of rows in which nothing is left to solve out to infinity.
+def distances(x: Tensor, pivot: Tensor, places: Tensor, tau: Strength) -> tuple[Tensor, Tensor]:
+    """Scaled distances (x_i - pivot_j) / tau, infinite where the selection is decided already.
 
-    ``x`` (..., n), ``pivot`` (..., m), ``places`` (..., m) or (m,). Gives -inf where all elements
-    that take part are selected, +inf where none is, and NaN where the row has a NaN.
+    Measured from the pivot, the difference is correctly rounded near the threshold, which is where
+    it matters; x / tau - pivot / tau would have lost all digits at a small tau.
+
+    ``x`` (..., n), ``pivot`` (..., m), ``places`` (..., m) or (m,) -> distances (..., n, m), and
+    pivots (..., m), at infinity for rows in which nothing is left to solve. The pivots carry no
+    gradient: the operators are shift-invariant.
     """
+    fixed = x.detach()  # unlike no_grad this stops forward mode too
+    row_tau = tau.unsqueeze(-1) if isinstance(tau, Tensor) else tau
+    if _nothing_decided(fixed, places, tau):
+        return (x.unsqueeze(-1) - pivot.unsqueeze(-2)) / row_tau, pivot
+    pivot = _settle(fixed, pivot, places)
+    raw, decided = _outcome(fixed, pivot, places, row_tau)
+    free = (x.unsqueeze(-1) - pivot.unsqueeze(-2)).masked_fill(decided, 0.0)
+    return torch.where(decided, raw, free / row_tau), pivot
+
+
+def _nothing_decided(x: Tensor, places: Tensor, tau: Strength) -> bool:
+    """Whether all scores are finite, near enough for the quotient, and 0 < k < n: a common case.
+
+    A short cut only, taken where looking at the values is free.
+    """
+    if not (is_readable(x) and is_readable(places) and x.numel()):
+        return False
+    low, high = x.aminmax()
+    bound = _overflow_bound(x, tau)
+    lowest = bound.min() if isinstance(bound, Tensor) else bound
+    return bool(((high - low) <= lowest) & ((places > 0) & (places < x.shape[-1])).all())
+
+
+def _settle(x: Tensor, pivot: Tensor, places: Tensor) -> Tensor:
+    """Pivots (..., m) moved to -inf where all elements that take part are selected, to +inf where
+    none is, and to NaN where the row has a NaN."""
     taking_part = (x != -math.inf).sum(-1, keepdim=True)
     pivot = torch.where(places >= taking_part, -math.inf, pivot)
     pivot = torch.where(places <= 0, math.inf, pivot)
     return torch.where(x.isnan().any(-1, keepdim=True), math.nan, pivot)
 
 
-def gaps(x: Tensor, pivot: Tensor, places: Tensor, tau: Strength) -> Tensor:
-    """Scaled distances (x_i - pivot_j) / tau, infinite where the selection is decided already.
+def _outcome(x: Tensor, pivot: Tensor, places: Tensor, tau: Strength) -> tuple[Tensor, Tensor]:
+    """Distances (..., n, m) of the elements that are decided, and which are.
 
-    Measured from the pivot, the difference is correctly rounded near the threshold, which is where
-    it matters; x / tau - pivot / tau would have lost all digits at a small tau.
-
-    ``x`` (..., n), ``pivot`` (..., m) from `settle`, ``places`` (..., m) or (m,) -> (..., n, m).
-    The pivot carries no gradient: the operators are shift-invariant.
+    Taken out of the division by tau, they cannot put 0 * inf into its derivative.
     """
     x, pivot = x.unsqueeze(-1), pivot.unsqueeze(-2)
+    ahead = x == math.inf
+    raw = torch.where(x == -math.inf, -math.inf, x - pivot)
+    # Infinite scores share the places when there are too few, else each has one of its own.
+    tie = torch.where(places < ahead.sum(-2), 0.0, math.inf).to(x.dtype)
+    tie = torch.where(places <= 0, -math.inf, tie).unsqueeze(-2)
+    raw = torch.where(ahead & (pivot == math.inf), tie, raw)
+    decided = ~(raw.abs() <= _overflow_bound(x, tau)) | ahead
+    return torch.where(raw == 0, 0.0, raw * math.inf), decided
+
+
+def _overflow_bound(x: Tensor, tau: Strength) -> Strength:
+    """How large x - pivot may be for the quotient by tau, and its derivative quotient / tau."""
+    limit = 0.125 * torch.finfo(x.dtype).max
     if isinstance(tau, Tensor):
-        tau = tau.unsqueeze(-1)
-    with torch.no_grad():
-        fixed = x.detach()  # no_grad stops reverse mode only
-        ahead = fixed == math.inf
-        raw = torch.where(fixed == -math.inf, -math.inf, fixed - pivot)
-        # Infinite scores share the places when there are too few, else each has one of its own.
-        tie = torch.where(places < ahead.sum(-2), 0.0, math.inf).to(x.dtype)
-        tie = torch.where(places <= 0, -math.inf, tie).unsqueeze(-2)
-        raw = torch.where(ahead & (pivot == math.inf), tie, raw)
-        # An element whose quotient would overflow is decided too, and so is one for which the
-        # derivative in tau, quotient / tau, would. Kept out of the division, it cannot make 0 * inf.
-        limit = 0.125 * torch.finfo(x.dtype).max
-        if isinstance(tau, Tensor):
-            bound: Strength = limit * tau.detach().clamp(max=1.0).square()
-        else:
-            bound = limit * min(tau, 1.0)
-        decided = ~(raw.abs() <= bound)
-        outcome = raw * math.inf  # keeps the sign, and NaN; only read where raw is not zero
-    return torch.where(decided, outcome, (x - pivot).masked_fill(decided | ahead, 0.0) / tau)
+        return limit * tau.detach().clamp(max=1.0).square()
+    return limit * min(tau, 1.0)

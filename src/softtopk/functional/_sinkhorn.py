@@ -87,7 +87,8 @@ def entropic_plan(
     Args:
         cost: (..., n, m), floating. An entry of +inf forbids the pair.
         mu: (n,) or (..., n), not negative. An entry of zero takes the row out.
-        nu: (m,) or (..., m), not negative, with the same sum as mu.
+        nu: (m,) or (..., m), not negative, with the same sum as mu (to rounding, which is scaled
+            away).
         eps: Regularisation, positive; a float or a tensor of shape (...).
         tol: Stop when the L1 norm of plan 1 - mu is at most this.
         max_iter: Stop after so many iterations, with a `ConvergenceWarning`.
@@ -120,6 +121,9 @@ def entropic_plan(
     c = cost.to(dtype).expand(*batch, *cost.shape[-2:])
     rows = mu.to(dtype).expand(*batch, mu.shape[-1])
     cols = nu.to(dtype).expand(*batch, nu.shape[-1])
+    # The sums may differ by a rounding, and no plan would meet both to better than that.
+    total = cols.sum(-1, keepdim=True)
+    cols = cols * (rows.sum(-1, keepdim=True) / torch.where(total > 0, total, 1.0))
     strength = eps.to(dtype).expand(*batch, 1)
 
     if gradient == "unrolled":
@@ -166,8 +170,8 @@ def _check_problem(cost: Tensor, mu: Tensor, nu: Tensor) -> None:
     if is_readable(mu) and is_readable(nu):
         total_mu, total_nu = mu.double().sum(-1), nu.double().sum(-1)
         gap = (total_mu - total_nu).abs() / torch.maximum(total_mu, total_nu).clamp(min=1e-300)
-        half = torch.promote_types(mu.dtype, nu.dtype)
-        if bool((gap > 1e2 * torch.finfo(half).eps).any()):
+        rounding = max(torch.finfo(mu.dtype).eps, torch.finfo(nu.dtype).eps, 1e-7)
+        if bool((gap > 10 * rounding).any()):
             raise ValueError(
                 f"mu and nu must have the same sum, they differ by up to {gap.max().item():.2g} "
                 "of it; divide each by its sum"
@@ -220,24 +224,29 @@ def _balance(score: Tensor, marginal: Tensor, dim: int) -> Tensor:
 
 
 def _solve_kkt(
-    plan: Tensor, mu: Tensor, nu: Tensor, right_mu: Tensor, right_nu: Tensor
+    plan: Tensor, nu: Tensor, right_mu: Tensor, right_nu: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Solve [[diag mu, plan], [plan^T, diag nu]] [a; b] = [right_mu; right_nu], b anchored at 0.
 
+    mu is taken from the plan itself: where Sinkhorn was stopped early the equations would otherwise
+    contradict each other, and the solution of a nearly singular system would be without bound.
     Eliminating a leaves the paper's matrix diag(nu) - plan^T diag(1/mu) plan, of the size of nu.
     It is the Laplacian of a graph on the columns, so its diagonal is the sum of the other entries
     of the row, which does not cancel as the paper's difference does when the plan is nearly 0-1.
     """
     dtype = algebra_dtype(plan)
+    mu = plan.sum(-1)
     inverse_mu = torch.where(mu > 0, 1.0 / torch.where(mu > 0, mu, 1.0), 0.0)
     wide = plan.to(dtype)
     link = (wide * inverse_mu.to(dtype).unsqueeze(-1)).mT @ wide
     link = link - torch.diag_embed(link.diagonal(dim1=-2, dim2=-1))
     degree = link.sum(-1)
-    # Columns that have lost contact would make the matrix singular; a relative rounding holds them.
-    matrix = torch.diag_embed(degree * (1.0 + torch.finfo(plan.dtype).eps)) - link
+    # Columns that have lost contact with the others, one by one or in groups, would make the matrix
+    # singular. What passes between them is below rounding, and so is the derivative.
+    rounding = torch.finfo(plan.dtype).eps
+    matrix = torch.diag_embed(degree * (1.0 + rounding)) - link
     column = torch.arange(nu.shape[-1], device=nu.device)
-    fixed = (column == nu.argmax(-1, keepdim=True)) | (degree <= 0)
+    fixed = (column == nu.argmax(-1, keepdim=True)) | (degree <= rounding * nu)
     matrix = matrix.masked_fill(fixed.unsqueeze(-1) | fixed.unsqueeze(-2), 0.0)
     matrix = matrix + torch.diag_embed(fixed.to(dtype))
     right = right_nu - (plan * (right_mu * inverse_mu).unsqueeze(-1)).sum(-2)
@@ -285,19 +294,19 @@ class _Implicit(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        _, mu, nu, eps, _, _ = inputs
+        _, _, nu, eps, _, _ = inputs
         plan, _, _, iterations, residual = output
         ctx.mark_non_differentiable(iterations, residual)
-        ctx.save_for_backward(plan, mu, nu, eps)
-        ctx.save_for_forward(plan, mu, nu, eps)
+        ctx.save_for_backward(plan, nu, eps)
+        ctx.save_for_forward(plan, nu, eps)
 
     @staticmethod
     def backward(
         ctx: Any, grad_plan: Tensor, grad_f: Tensor, grad_g: Tensor, *_: Any
     ) -> tuple[Tensor | None, ...]:
-        plan, mu, nu, eps = ctx.saved_tensors
+        plan, nu, eps = ctx.saved_tensors
         weighted = grad_plan * plan / eps.unsqueeze(-1)
-        a, b = _solve_kkt(plan, mu, nu, weighted.sum(-1) + grad_f, weighted.sum(-2) + grad_g)
+        a, b = _solve_kkt(plan, nu, weighted.sum(-1) + grad_f, weighted.sum(-2) + grad_g)
         grad_cost = plan * (a.unsqueeze(-1) + b.unsqueeze(-2)) - weighted
         grad_eps = (grad_cost * _log(plan)).sum((-2, -1)).unsqueeze(-1)
         return grad_cost, eps * a, eps * b, grad_eps, None, None
@@ -316,10 +325,10 @@ class _ImplicitForwardMode(_Implicit):
         ctx: Any, cost: Tensor, mu: Tensor, nu: Tensor, eps: Tensor, *_: None
     ) -> tuple[Tensor | None, ...]:
         """The arguments are the tangents of the inputs."""
-        plan, mu_, nu_, eps_ = ctx.saved_tensors
+        plan, nu_, eps_ = ctx.saved_tensors
         change = cost + _log(plan) * eps.unsqueeze(-1)
         moved = plan * change
-        a, b = _solve_kkt(plan, mu_, nu_, moved.sum(-1) + eps_ * mu, moved.sum(-2) + eps_ * nu)
+        a, b = _solve_kkt(plan, nu_, moved.sum(-1) + eps_ * mu, moved.sum(-2) + eps_ * nu)
         d_plan = (plan * (a.unsqueeze(-1) + b.unsqueeze(-2)) - moved) / eps_.unsqueeze(-1)
         return d_plan, a, b, None, None
 

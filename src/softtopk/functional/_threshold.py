@@ -38,7 +38,7 @@ MAX_STEPS = 12
 def offset_of(d: Tensor, k: Tensor) -> Tensor:
     """Differentiable root ``offset`` (..., 1) of sum_i sigmoid(d_i - offset) = k.
 
-    ``d`` (..., n) are distances from `gaps`, ``k`` (..., 1) or (1,) the number of places.
+    ``d`` (..., n) are distances from `distances`, ``k`` (..., 1) or (1,) the number of places.
     """
     k = k.expand(*d.shape[:-1], 1)
     # Dynamo traces no autograd.Function that defines a jvp.
@@ -50,32 +50,34 @@ def offset_of(d: Tensor, k: Tensor) -> Tensor:
 def solve_offset(d: Tensor, k: Tensor) -> tuple[Tensor, int]:
     """The root without derivatives, and the number of Newton steps it took."""
     info = torch.finfo(d.dtype)
-    above, tied = d > 0, d == 0
-    n_above, n_tied = above.sum(-1, keepdim=True), tied.sum(-1, keepdim=True)
+    n_above, n_tied = (d > 0).sum(-1, keepdim=True), (d == 0).sum(-1, keepdim=True)
     share = (k - n_above).to(d.dtype) / n_tied.clamp(min=1)
-    w_top = torch.where(above, 1.0, torch.where(tied, share, 0.0))
-    w_rest = 1.0 - w_top
+    tied_top, tied_rest = n_tied * share, n_tied * (1.0 - share)
+    best = torch.where(d < 0, d, -math.inf).amax(-1, keepdim=True)
+    best = torch.where(tied_rest > 0, 0.0, best).clamp(min=-0.125 * info.max)
+    d = without_negligible(d, d, best)
 
     # Scale each tail by its largest term, so that neither underflows: with e = exp(d - best),
     # sigmoid(d - t) = c e / (1 + c e), c = exp(best - t). One exp per element serves all steps.
-    best = torch.where(w_rest > 0, d, -math.inf).amax(-1, keepdim=True).clamp(min=-0.125 * info.max)
-    e_rest = torch.exp(torch.where(w_rest > 0, d - best, -math.inf))
-    e_top = torch.exp(torch.where(w_top > 0, -d, -math.inf))
+    e_rest = torch.exp(torch.where(d < 0, d - best, -math.inf))
+    e_top = torch.exp(torch.where(d > 0, -d, -math.inf))
 
-    def leak(w: Tensor, e: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-        """Sum of w e / (1 + c e), and the part of c w e / (1 + c e) that has saturated."""
-        r = e / (1.0 + c * e)
-        total = (w * r).sum(-1, keepdim=True).clamp(min=info.tiny)
-        return total, c * (w * r * r).sum(-1, keepdim=True) / total
+    def leak(e: Tensor, tied: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        """Sum of e / (1 + c e), ties (e = 1) included, and the part of c e that has saturated."""
+        r, r_tied = e / torch.addcmul(one, c, e), 1.0 / (1.0 + c)
+        total = (r.sum(-1, keepdim=True) + tied * r_tied).clamp(min=info.tiny)
+        square = torch.linalg.vector_norm(r, dim=-1, keepdim=True).square()
+        return total, c * (square + tied * r_tied.square()) / total
 
     # In the cold limit c -> 0 both tails are pure exponentials and the root is explicit.
-    cold = [leak(w, e, torch.zeros_like(best))[0] for w, e in ((w_rest, e_rest), (w_top, e_top))]
-    t = 0.5 * (best + torch.log(cold[0]) - torch.log(cold[1]))
+    one, cold = torch.ones_like(best), torch.zeros_like(best)
+    rest, top = leak(e_rest, tied_rest, cold)[0], leak(e_top, tied_top, cold)[0]
+    t = 0.5 * (best + torch.log(rest) - torch.log(top))
     low, high = torch.full_like(t, -math.inf), torch.full_like(t, math.inf)
     active = torch.ones_like(t, dtype=torch.bool)
     for steps in range(1, MAX_STEPS + 1):  # noqa: B007
-        rest, rest_saturated = leak(w_rest, e_rest, torch.exp((best - t).clamp(max=60.0)))
-        top, top_saturated = leak(w_top, e_top, torch.exp(t.clamp(max=60.0)))
+        rest, rest_saturated = leak(e_rest, tied_rest, torch.exp((best - t).clamp(max=60.0)))
+        top, top_saturated = leak(e_top, tied_top, torch.exp(t.clamp(max=60.0)))
         h = (best - t) - t + torch.log(rest) - torch.log(top)
         slope = (2.0 - rest_saturated - top_saturated).clamp(0.5, 2.0)
         low = torch.maximum(low, t + torch.minimum(0.5 * h, 2.0 * h))
@@ -92,22 +94,49 @@ def solve_offset(d: Tensor, k: Tensor) -> tuple[Tensor, int]:
     return t.nan_to_num(nan=0.0), steps
 
 
-def log_slope(z: Tensor) -> Tensor:
-    """log of sigmoid'(z), finite also where z is infinite."""
-    return (F.logsigmoid(z) + F.logsigmoid(-z)).clamp(min=-0.125 * torch.finfo(z.dtype).max)
+def without_negligible(values: Tensor, d: Tensor, best: Tensor) -> Tensor:
+    """``values`` (..., n) or (..., n, k) less the elements whose leak is below rounding, if many.
 
-
-def _slopes(d: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]:
-    """Weights w_i = s_i / sum_j s_j with s = sigmoid'(d - offset), and 1 / sum_j s_j.
-
-    The weights are the derivative of the offset in d; in logarithms they survive an underflow of
-    all s. The reciprocal, its derivative in -k, truly has no bound at low temperature: the root
-    jumps from one element to the next as k passes an integer. It is capped at 1 / precision.
+    ``d`` (..., n) are distances from the last pivot, ``best`` (..., 1) is the largest of the rest.
+    An element so far below it that all n together would not change the sum of the leaks can be left
+    out of the solve; at low temperature that is nearly every element.
     """
-    log_s = log_slope(d - offset)
-    cap = -math.log(torch.finfo(d.dtype).eps)
-    reciprocal = torch.exp((-torch.logsumexp(log_s, -1, keepdim=True)).clamp(max=cap))
-    return torch.softmax(log_s, -1), reciprocal
+    n = d.shape[-1]
+    if not is_concrete(d) or n < 64 or d.numel() == 0:
+        return values
+    reach = math.log(n) - math.log(torch.finfo(d.dtype).eps)
+    kept = int((d >= best - reach).sum(-1).max())
+    if 3 * kept > n:
+        return values
+    index = d.topk(kept, dim=-1, sorted=False).indices
+    if values.ndim > d.ndim:
+        return torch.take_along_dim(values, index.unsqueeze(-1), -2)
+    return values.gather(-1, index)
+
+
+def log_slope(z: Tensor) -> Tensor:
+    """log sigmoid'(z), finite also where z is infinite."""
+    limit = 0.125 * torch.finfo(z.dtype).max
+    z = z.clamp(-limit, limit)
+    return 2.0 * F.logsigmoid(z) - z
+
+
+def _weights(log_s: Tensor) -> Tensor:
+    """w_i = s_i / sum_j s_j, the derivative of the offset in d, for s = sigmoid'(d - offset).
+
+    In logarithms it survives an underflow of all s.
+    """
+    return torch.softmax(log_s, -1)
+
+
+def _reciprocal(log_s: Tensor) -> Tensor:
+    """1 / sum_j s_j, the derivative of the offset in -k.
+
+    At low temperature it truly has no bound, as the root jumps from one element to the next where k
+    passes an integer. It is capped at 1 / precision.
+    """
+    cap = -math.log(torch.finfo(log_s.dtype).eps)
+    return torch.exp((-torch.logsumexp(log_s, -1, keepdim=True)).clamp(max=cap))
 
 
 @torch.library.custom_op("softtopk::offset", mutates_args=())
@@ -142,9 +171,12 @@ class _Offset(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None]:
-        weights, reciprocal = _slopes(*ctx.saved_tensors)
-        grad_k = (-grad * reciprocal).to(ctx.k_dtype) if ctx.needs_input_grad[1] else None
-        return grad * weights, grad_k
+        d, offset = ctx.saved_tensors
+        log_s = log_slope(d - offset)
+        grad_k = None
+        if ctx.needs_input_grad[1]:
+            grad_k = (-grad * _reciprocal(log_s)).to(ctx.k_dtype)
+        return grad * _weights(log_s), grad_k
 
     @staticmethod
     def vmap(
@@ -157,10 +189,10 @@ class _OffsetForwardMode(_Offset):
     @staticmethod
     def jvp(ctx: Any, d_tangent: Tensor | None, k_tangent: Tensor | None) -> Tensor:
         d, offset = ctx.saved_tensors
-        weights, reciprocal = _slopes(d, offset)
+        log_s = log_slope(d - offset)
         tangent = torch.zeros_like(offset)
         if d_tangent is not None:
-            tangent = tangent + (weights * d_tangent).sum(-1, keepdim=True)
+            tangent = tangent + (_weights(log_s) * d_tangent).sum(-1, keepdim=True)
         if k_tangent is not None:
-            tangent = tangent - reciprocal * k_tangent.to(offset.dtype)
+            tangent = tangent - _reciprocal(log_s) * k_tangent.to(offset.dtype)
         return tangent

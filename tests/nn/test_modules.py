@@ -1,0 +1,80 @@
+"""The modules are the functions with their options kept."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import softtopk
+from softtopk import Sinkhorn, SoftTopK, SortedSoftTopK, soft_topk, sorted_soft_topk
+
+PAIRS = [(SoftTopK, soft_topk), (SortedSoftTopK, sorted_soft_topk)]
+OPTIONS = {"eps": 0.7, "dim": 0, "largest": False, "normalize": "row", "hard": True}
+
+
+@pytest.mark.parametrize(("module", "function"), PAIRS)
+def test_same_as_the_function(module, function):
+    scores, mask = torch.randn(6, 3), torch.rand(6, 3) > 0.2
+    for options in (OPTIONS, {"solver": Sinkhorn(max_iter=5000), "eps": 2.0}):
+        layer = module(2, **options)
+        assert torch.equal(layer(scores), function(scores, 2, **options))
+        assert torch.equal(layer(scores, mask), function(scores, 2, mask=mask, **options))
+
+
+@pytest.mark.parametrize(("module", "function"), PAIRS)
+def test_copies(module, function):
+    layer = module(2, eps=nn.Parameter(torch.tensor(0.5)))
+    other = copy.deepcopy(layer)
+    with torch.no_grad():
+        other.eps.fill_(3.0)
+    assert layer.eps.item() == 0.5
+    other.load_state_dict(layer.state_dict())
+    scores = torch.randn(4, 5)
+    assert torch.equal(other(scores), layer(scores))
+    assert torch.equal(layer(scores), function(scores, 2, eps=0.5))
+
+
+def test_state():
+    assert SoftTopK(2).state_dict() == {}
+    layer = SoftTopK(nn.Parameter(torch.tensor(2.0)), eps=torch.tensor(0.5))
+    assert set(layer.state_dict()) == {"k", "eps"}
+    assert [name for name, _ in layer.named_parameters()] == ["k"]
+    assert layer.double().eps.dtype == torch.float64
+
+
+def test_a_temperature_can_be_learned():
+    layer = SoftTopK(2, eps=nn.Parameter(torch.tensor(5.0)))
+    scores = torch.randn(20, 8)
+    target = soft_topk(scores, 2, eps=0.5)
+    optimizer = torch.optim.Adam(layer.parameters(), lr=0.1)
+    for _ in range(200):
+        optimizer.zero_grad()
+        (layer(scores) - target).square().mean().backward()
+        optimizer.step()
+    assert layer.eps.item() == pytest.approx(0.5, abs=0.02)
+
+
+def test_repr():
+    text = repr(SoftTopK(3, eps=torch.tensor(0.25), solver=Sinkhorn()))
+    assert text == (
+        "SoftTopK(k=3, eps=0.25, dim=-1, largest=True, normalize=None, hard=False, "
+        "solver=Sinkhorn(max_iter=200, tol=1e-06))"
+    )
+    assert "k=tensor of shape (4,)" in repr(SoftTopK(torch.ones(4)))
+
+
+def test_public_names():
+    assert set(softtopk.__all__) == {
+        "ConvergenceWarning",
+        "EntropicPlan",
+        "Sinkhorn",
+        "SoftTopK",
+        "SortedSoftTopK",
+        "entropic_plan",
+        "log_soft_topk",
+        "soft_topk",
+        "sorted_soft_topk",
+        "topk_threshold",
+    }
+    assert softtopk.nn.SoftTopK is SoftTopK
