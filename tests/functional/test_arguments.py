@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -131,3 +132,10 @@ def test_entropic_plan(change, kind, message):
     }
     with pytest.raises(kind, match=message):
         entropic_plan(**arguments)
+
+
+def test_numbers_of_numpy_are_numbers():
+    expected = soft_topk(X, 2, eps=0.5)
+    assert torch.equal(soft_topk(X, np.int64(2), eps=np.float32(0.5)), expected)
+    assert sorted_soft_topk(X, np.int32(2)).shape == (3, 5, 2)
+    torch.testing.assert_close(soft_topk(X, np.float32(1.5)), soft_topk(X, 1.5))

@@ -9,6 +9,7 @@ from torch.func import hessian, jacfwd, jacrev, jvp, vmap
 
 from softtopk import (
     Sinkhorn,
+    SoftTopK,
     entropic_plan,
     log_soft_topk,
     soft_topk,
@@ -127,6 +128,29 @@ def test_compile_hard_with_tensors_for_k_and_eps():
     weight = randn(5, 6, seed=2)
     grads = [torch.autograd.grad((weight * r).sum(), (scores, k, eps)) for r in results]
     close(*grads)
+
+
+@pytest.mark.parametrize("operator", [soft_topk, sorted_soft_topk])
+def test_compile_with_dynamic_shapes(operator):
+    torch._dynamo.reset()
+
+    def function(x):
+        return operator(x, x.shape[-1] // 2)
+
+    compiled = torch.compile(function, fullgraph=True, dynamic=True)
+    for shape in ((3, 8), (5, 12), (2, 7)):
+        scores = randn(*shape).requires_grad_()
+        results = [f(scores) for f in (function, compiled)]
+        close(*results)
+        grads = [torch.autograd.grad(result.square().sum(), scores)[0] for result in results]
+        close(*grads)
+
+
+def test_export():
+    module = SoftTopK(2)
+    scores = torch.randn(3, 8)
+    exported = torch.export.export(module, (scores,)).module()
+    close(exported(scores), module(scores))
 
 
 @pytest.mark.parametrize("operator", OPERATORS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -53,23 +54,23 @@ def check_k(k: Count, n: int, batch: torch.Size) -> Count:
                 f"got values from {k.min().item()} to {k.max().item()}"
             )
         return k.unsqueeze(-1)
-    if isinstance(k, bool) or not isinstance(k, int | float):
+    if isinstance(k, bool) or not isinstance(k, Real):
         raise TypeError(f"k must be an int, a float or a tensor, got {k!r}")
     if not 0 <= k <= n:
         raise ValueError(f"k must be between 0 and n={n}, the size along dim, got k={k}")
-    return k
+    return int(k) if isinstance(k, Integral) else float(k)
 
 
 def check_integer_k(k: int, n: int) -> int:
     """Check the ``k`` of the sorted operator, whose output shape depends on it."""
-    if isinstance(k, bool) or not isinstance(k, int):
+    if isinstance(k, bool) or not isinstance(k, Integral):
         raise TypeError(
             f"k must be an int for the sorted operator, got {k!r}; "
             "only the unsorted soft_topk takes a float or a tensor"
         )
     if not 0 <= k <= n:
         raise ValueError(f"k must be between 0 and n={n}, the size along dim, got k={k}")
-    return k
+    return int(k)
 
 
 def check_eps(eps: Strength, batch: torch.Size) -> Strength:
@@ -84,9 +85,9 @@ def check_eps(eps: Strength, batch: torch.Size) -> Strength:
                 f"got values from {eps.min().item()} to {eps.max().item()}"
             )
         return eps.unsqueeze(-1)
-    if isinstance(eps, bool) or not isinstance(eps, int | float):
+    if isinstance(eps, bool) or not isinstance(eps, Real):
         raise TypeError(f"eps must be a float or a tensor, got {eps!r}")
-    if not (eps > 0 and math.isfinite(eps)):
+    if not 0 < eps < math.inf:
         raise ValueError(f"eps must be positive and finite, got eps={eps}; try 0.1")
     return float(eps)
 

@@ -82,25 +82,26 @@ def solve_ranking(d: Tensor) -> tuple[Tensor, int, Tensor]:
     damping = torch.ones_like(norm)
     active = norm > precision
     for step in range(1, MAX_STEPS + 1):
-        # Convergence is quadratic: a step from within the root of the precision reaches it.
-        last = norm <= near
         new = t + damping * _newton_step(jacobian, h)
+        # Convergence is quadratic: a step from within the root of the precision reaches it.
+        last = active & (norm <= near)
+        t = torch.where(last, new, t)
+        active = active & ~last
+        if (d.is_cpu or step % CHECK_EVERY == 0) and not bool(active.any()):
+            break
         if not is_concrete(norm) or bool((norm > far).any()):
             new = torch.where(norm > far, _sweep(d, new, column), new)
-        new_h, new_jacobian = _residual(d, new, w_top)
-        better = (new_h.abs().amax(-1, keepdim=True) < norm) | last | ~active
+        h, jacobian = _residual(d, new, w_top)
+        better = (h.abs().amax(-1, keepdim=True) < norm) | ~active
         if not (is_concrete(better) and bool(better.all())):
             # Not seen in practice. A sweep by itself always makes progress, so replace the step.
             sweep = _sweep(d, t, column)
             sweep_h, sweep_jacobian = _residual(d, sweep, w_top)
-            new, new_h = torch.where(better, new, sweep), torch.where(better, new_h, sweep_h)
-            new_jacobian = torch.where(better.unsqueeze(-1), new_jacobian, sweep_jacobian)
+            new, h = torch.where(better, new, sweep), torch.where(better, h, sweep_h)
+            jacobian = torch.where(better.unsqueeze(-1), jacobian, sweep_jacobian)
             damping = torch.where(better, (2.0 * damping).clamp(max=1.0), 0.25 * damping)
         t = torch.where(active, new, t)
-        h, jacobian, norm = new_h, new_jacobian, new_h.abs().amax(-1, keepdim=True)
-        active = active & ~last
-        if (d.is_cpu or step % CHECK_EVERY == 0) and not bool(active.any()):
-            break
+        norm = h.abs().amax(-1, keepdim=True)
     return plan_of(whole - t.nan_to_num(nan=0.0).unsqueeze(-2)), step, ~active.squeeze(-1)
 
 
