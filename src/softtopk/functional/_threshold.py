@@ -98,13 +98,14 @@ def without_negligible(values: Tensor, d: Tensor, best: Tensor) -> Tensor:
     """``values`` (..., n) or (..., n, k) less the elements whose leak is below rounding, if many.
 
     ``d`` (..., n) are distances from the last pivot, ``best`` (..., 1) is the largest of the rest.
-    An element so far below it that all n together would not change the sum of the leaks can be left
-    out of the solve; at low temperature that is nearly every element.
+    The root lies at most log(2 n) below it, since n elements leak no more out of the top. So an
+    element further below than ``reach`` leaks less than 1/n of a rounding: all of them together can
+    be left out of the solve. At low temperature that is nearly every element.
     """
     n = d.shape[-1]
     if not is_concrete(d) or n < 64 or d.numel() == 0:
         return values
-    reach = math.log(n) - math.log(torch.finfo(d.dtype).eps)
+    reach = 2.0 * math.log(2 * n) - math.log(torch.finfo(d.dtype).eps)
     kept = int((d >= best - reach).sum(-1).max())
     if 3 * kept > n:
         return values
