@@ -1,6 +1,5 @@
 """Shared by tests and doctests."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,10 +12,7 @@ torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
-def _doctest_setup(doctest_namespace: dict[str, Any]) -> Iterator[None]:
-    """Doctests see torch and the public names, and numbers in plain notation."""
+def _doctest_names(doctest_namespace: dict[str, Any]) -> None:
+    """Doctests see torch and the public names."""
     doctest_namespace["torch"] = torch
     doctest_namespace.update({name: getattr(softtopk, name) for name in softtopk.__all__})
-    torch.set_printoptions(sci_mode=False)
-    yield
-    torch.set_printoptions(profile="default")

@@ -30,9 +30,15 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _run_without_typer(args: list[str]) -> None:
     # A diagnosis has to work on the barest install, so `info` does not need the parser.
-    if args != ["info"]:
-        sys.exit("softtopk: this command needs typer: pip install 'softtopk[cli]'")
-    print(_describe(_environment.collect()))
+    if args == ["info"]:
+        print(_describe(_environment.collect()))
+    elif args == ["--version"]:
+        print(f"softtopk {_environment.version()}")
+    else:
+        sys.exit(
+            "softtopk: without typer there are only 'softtopk info' and 'softtopk --version'; for "
+            "the rest: pip install 'softtopk[cli]'"
+        )
 
 
 def _app() -> "typer.Typer":

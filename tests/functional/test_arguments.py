@@ -24,8 +24,12 @@ ALL = [soft_topk, log_soft_topk, topk_threshold, sorted_soft_topk]
     ("change", "kind", "message"),
     [
         ({"scores": [1.0, 2.0]}, TypeError, r"scores must be a torch.Tensor, got list"),
-        ({"scores": X.int()}, TypeError, r"scores .* got torch.int32; convert with"),
-        ({"scores": X.to(torch.complex64)}, TypeError, r"scores .* got torch.complex64"),
+        ({"scores": X.int()}, TypeError, r"scores .* got torch.int32; use scores.float\(\)"),
+        (
+            {"scores": X.to(torch.complex64)},
+            TypeError,
+            r"scores .* got torch.complex64; take a real part",
+        ),
         ({"scores": torch.tensor(1.0)}, ValueError, r"scores must have at least one dimension"),
         ({"scores": torch.randn(3, 0)}, ValueError, r"scores has no element along dim=1"),
         ({"k": 6}, ValueError, r"k must be between 0 and n=5.* got k=6"),

@@ -203,6 +203,39 @@ def test_half_types_compute_in_float32(dtype):
             )
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int8, torch.uint8])
+def test_narrow_types_of_k_are_exact(dtype):
+    """n, and k minus a count, do not fit into them."""
+    scores = torch.arange(1000.0)
+    k = torch.tensor([100, 64], dtype=dtype)
+    result = soft_topk(scores.expand(2, 1000), k, eps=1e-3)
+    assert result.sum(-1).tolist() == [100, 64]
+    if dtype.is_floating_point:
+        assert soft_topk(scores, torch.tensor(600, dtype=dtype), eps=1e-3).sum() == 600
+
+
+def test_log_is_finite_for_a_float_and_for_a_tensor():
+    scores = torch.tensor([0.0, 5.0, 30.0, 100.0])
+    for eps in (1e-18, torch.tensor(1e-18)):
+        log_a = log_soft_topk(scores, 2, eps=eps)
+        close(log_a, torch.tensor([-3.5e19, -2.5e19, 0.0, 0.0]))
+
+
+@pytest.mark.parametrize("k", [1e-3, 1e-12, 1e-30])
+def test_tiny_k(k):
+    """For k -> 0 the selection is k times a softmax."""
+    scores = randn(6).float()
+    expected = math.log(k) + torch.log_softmax(2 * scores / 0.5, -1)
+    close(log_soft_topk(scores, k, eps=0.5), expected, rtol=1e-5, atol=20 * k + 1e-5)
+
+
+@pytest.mark.parametrize("operator", [soft_topk, sorted_soft_topk])
+def test_sinkhorn_survives_huge_scores(operator):
+    scores = torch.tensor([1e20, 0.0, 1.0, -1e20])
+    solver = Sinkhorn(max_iter=2000, tol=1e-5)
+    close(operator(scores, 1, eps=5.0, solver=solver), operator(scores, 1, eps=5.0))
+
+
 def test_single_precision_stays_single():
     for operator in (soft_topk, log_soft_topk, sorted_soft_topk, topk_threshold):
         eps = torch.tensor(0.5, dtype=torch.float64)

@@ -8,6 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import hessian, jacfwd, jacrev, jvp, vmap
 
 from softtopk import (
+    ConvergenceWarning,
     Sinkhorn,
     SoftTopK,
     entropic_plan,
@@ -64,7 +65,22 @@ def test_jacobians_of_both_modes_agree(operator, solver):
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_hessian_and_nested_forward_mode(operator):
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_vmap_over_eps_alone(operator, solver):
+    scores, eps = randn(6), torch.tensor([0.5, 2.0]).double()
+    mapped = vmap(lambda e: operator(scores, 2, eps=e, solver=solver))(eps)
+    close(mapped, operator(scores.expand(2, 6), 2, eps=eps, solver=solver))
+
+
+def test_vmap_over_an_unrolled_plan():
+    cost, marginal = torch.rand(3, 4, 4).double(), torch.full((4,), 0.25).double()
+    options = {"eps": 1.0, "gradient": "unrolled", "max_iter": 60, "tol": 1e-9}
+    mapped = vmap(lambda c: entropic_plan(c, marginal, marginal, **options).plan)(cost)
+    close(mapped, entropic_plan(cost, marginal, marginal, **options).plan, rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_forward_over_reverse(operator):
     def loss(x):
         return operator(x, 2, eps=1.0).square().sum()
 
@@ -150,7 +166,44 @@ def test_export():
     module = SoftTopK(2)
     scores = torch.randn(3, 8)
     exported = torch.export.export(module, (scores,)).module()
-    close(exported(scores), module(scores))
+    scores.requires_grad_()
+    results = exported(scores), module(scores)
+    close(*results)
+    close(*(torch.autograd.grad(result.square().sum(), scores)[0] for result in results))
+
+
+@pytest.mark.parametrize("operator", [soft_topk, sorted_soft_topk])
+@pytest.mark.parametrize("solver", ["exact", "sinkhorn"])
+def test_transforms_inside_compile(operator, solver):
+    def function(x):
+        return operator(x, 2, eps=5.0, solver=solver)
+
+    rows = randn(3, 6)
+    for transformed in (vmap(function), torch.func.grad(lambda x: function(x).square().sum())):
+        torch._dynamo.reset()
+        compiled = torch.compile(transformed, fullgraph=True, backend="aot_eager")
+        close(compiled(rows), transformed(rows))
+
+
+@pytest.mark.parametrize("operator", [soft_topk, sorted_soft_topk])
+def test_forward_mode_inside_compile_is_refused(operator):
+    """Tangents would be lost without a word."""
+    torch._dynamo.reset()
+
+    def tangent(x):
+        return jvp(lambda z: operator(z, 2), (x,), (x,))[1]
+
+    with pytest.raises(Exception, match=r"no forward-mode derivative|Observed exception"):
+        torch.compile(tangent, fullgraph=True, backend="aot_eager")(randn(5))
+
+
+def test_sinkhorn_warns_inside_compile():
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda x: soft_topk(x, 2, eps=1e-4, solver="sinkhorn"), fullgraph=True, backend="aot_eager"
+    )
+    with pytest.warns(ConvergenceWarning, match="after 200 iterations"):
+        compiled(randn(3, 8))
 
 
 @pytest.mark.parametrize("operator", OPERATORS)

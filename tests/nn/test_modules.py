@@ -64,6 +64,24 @@ def test_repr():
     assert "k=tensor of shape (4,)" in repr(SoftTopK(torch.ones(4)))
 
 
+@pytest.mark.parametrize(
+    ("make", "kind", "message"),
+    [
+        (lambda: SoftTopK(-1), ValueError, "k must be between 0"),
+        (lambda: SoftTopK("2"), TypeError, "k must be an int"),
+        (lambda: SortedSoftTopK(2.5), TypeError, "k must be an int for the sorted operator"),
+        (lambda: SoftTopK(2, eps=-1.0), ValueError, "eps must be positive"),
+        (lambda: SoftTopK(2, eps=torch.tensor([1.0, 0.0])), ValueError, "eps must be positive"),
+        (lambda: SoftTopK(2, normalize="all"), ValueError, "normalize must be one of"),
+        (lambda: SoftTopK(2, solver="newton"), ValueError, "solver must be"),
+        (lambda: SoftTopK(2, hard=1), TypeError, "hard must be True or False"),
+    ],
+)
+def test_wrong_options_fail_at_construction(make, kind, message):
+    with pytest.raises(kind, match=message):
+        make()
+
+
 def test_public_names():
     assert set(softtopk.__all__) == {
         "ConvergenceWarning",

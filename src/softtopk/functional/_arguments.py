@@ -21,9 +21,8 @@ def check_scores(scores: Tensor, dim: int) -> int:
     if not isinstance(scores, Tensor):
         raise TypeError(f"scores must be a torch.Tensor, got {type(scores).__name__}")
     if not scores.is_floating_point():
-        raise TypeError(
-            f"scores must be of a floating dtype, got {scores.dtype}; convert with scores.float()"
-        )
+        remedy = "take a real part or a modulus" if scores.is_complex() else "use scores.float()"
+        raise TypeError(f"scores must be of a floating dtype, got {scores.dtype}; {remedy}")
     if scores.ndim == 0:
         raise ValueError("scores must have at least one dimension, got a 0-d tensor")
     if not isinstance(dim, int) or isinstance(dim, bool):
@@ -42,12 +41,14 @@ def check_scores(scores: Tensor, dim: int) -> int:
     return dim
 
 
-def check_k(k: Count, n: int, batch: torch.Size) -> Count:
+def check_k(k: Count, n: float, batch: torch.Size) -> Count:
     """Check the ``k`` of the unsorted operator; a tensor comes back with a last axis of size 1."""
     if isinstance(k, Tensor):
         if k.dtype is torch.bool or k.is_complex():
             raise TypeError(f"k must be an integer or floating tensor, got {k.dtype}")
         check_broadcast("k", k.shape, batch)
+        # Narrow types cannot hold n, or k minus a count.
+        k = k.to(torch.promote_types(k.dtype, torch.float32)) if k.is_floating_point() else k.long()
         if is_readable(k) and not bool(((k >= 0) & (k <= n)).all()):
             raise ValueError(
                 f"k must be between 0 and n={n} in every row, "
@@ -61,7 +62,7 @@ def check_k(k: Count, n: int, batch: torch.Size) -> Count:
     return int(k) if isinstance(k, Integral) else float(k)
 
 
-def check_integer_k(k: int, n: int) -> int:
+def check_integer_k(k: int, n: float) -> int:
     """Check the ``k`` of the sorted operator, whose output shape depends on it."""
     if isinstance(k, bool) or not isinstance(k, Integral):
         raise TypeError(
@@ -88,7 +89,7 @@ def check_eps(eps: Strength, batch: torch.Size) -> Strength:
     if isinstance(eps, bool) or not isinstance(eps, Real):
         raise TypeError(f"eps must be a float or a tensor, got {eps!r}")
     if not 0 < eps < math.inf:
-        raise ValueError(f"eps must be positive and finite, got eps={eps}; try 0.1")
+        raise ValueError(f"eps must be positive and finite, got eps={eps}")
     return float(eps)
 
 
@@ -133,11 +134,14 @@ def is_traced(tensor: Tensor) -> bool:
     return torch.compiler.is_compiling() or not plain
 
 
-def is_concrete(tensor: Tensor) -> bool:
-    """Whether looking at the value is free: there is one, and no device to wait for."""
-    return tensor.is_cpu and not is_traced(tensor)
+def is_readable(*tensors: Tensor) -> bool:
+    """Whether the values may decide what is done next, at no cost.
 
-
-def is_readable(tensor: Tensor) -> bool:
-    """`is_concrete` where a ``torch.func`` transform may have wrapped the tensor."""
-    return is_concrete(tensor) and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    There are values, no device has to be waited for, and no ``torch.func`` transform is in the way.
+    """
+    return all(
+        tensor.is_cpu
+        and not is_traced(tensor)
+        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        for tensor in tensors
+    )

@@ -55,14 +55,16 @@ def soft_topk(
     Args:
         scores: Any shape and floating dtype; float16 and bfloat16 are computed in float32.
         k: How many to select, 0 <= k <= n: an int, a float, or a tensor that broadcasts to the
-            batch shape (the shape of scores without ``dim``).
+            batch shape (the shape of scores without ``dim``). The values of a tensor are checked
+            on the CPU only, and not inside ``torch.compile``; this goes for eps too.
         eps: Regularisation strength, positive: a float or a tensor that broadcasts to the batch
             shape. As eps -> 0 the result becomes the hard selection, as eps grows it becomes k/n.
         dim: The dimension to select along.
         largest: Select the largest elements, else the smallest.
         mask: Boolean, broadcasts to scores; True takes part. A masked element is treated exactly
             as if it were deleted: A = 0 and no gradient. So is a score of -inf (+inf if not
-            ``largest``). A row with fewer than k elements left selects all of them.
+            ``largest``). A row with fewer than k elements left selects all of them. A NaN that
+            takes part makes its row NaN.
         normalize: ``"row"`` divides the cost of each row by its largest entry, ``"batch"`` that of
             all rows by the largest of all, as the paper's code does: its values of eps refer to
             that. The divisor is detached.
@@ -71,23 +73,25 @@ def soft_topk(
         solver: ``"exact"``, or ``"sinkhorn"`` or a `Sinkhorn` for the paper's algorithm.
 
     Returns:
-        A, of the shape and dtype of scores, in [0, 1], with sum k along ``dim``. Differentiable
-        (reverse and forward mode, to any order) in scores, in eps, and in a floating k.
+        A, of the shape and dtype of scores, in [0, 1], with sum k along ``dim``. Differentiable in
+        scores, in eps, and in a floating k: in reverse mode to any order, in forward mode, and in
+        forward over reverse mode. (Forward over forward mode is wrong for every
+        ``torch.autograd.Function`` with a jvp, and forward mode inside ``torch.compile`` raises.)
 
     >>> scores = torch.tensor([0.4, 0.7, 2.3, 1.9, -0.2, 1.4, 0.1])
-    >>> soft_topk(scores, 2, eps=0.01)
-    tensor([0.0000, 0.0000, 1.0000, 1.0000, 0.0000, 0.0000, 0.0000])
     >>> soft_topk(scores, 2, eps=1.0)
     tensor([0.0713, 0.1227, 0.7744, 0.6066, 0.0226, 0.3620, 0.0404])
-    >>> soft_topk(scores, 5, eps=0.01, largest=False)
-    tensor([1.0000, 1.0000, 0.0000, 0.0000, 1.0000, 1.0000, 1.0000])
+    >>> soft_topk(scores, 2, eps=0.01).round(decimals=4)
+    tensor([0., 0., 1., 1., 0., 0., 0.])
+    >>> soft_topk(scores, 5, eps=0.01, largest=False).round(decimals=4)
+    tensor([1., 1., 0., 0., 1., 1., 1.])
 
     References:
         Xie et al., Differentiable Top-k Operator with Optimal Transport, NeurIPS 2020.
     """
     check_flag("hard", hard)
     rows, k = _unsorted(scores, k, eps, dim, largest, mask, normalize)
-    sinkhorn = _sinkhorn(solver)
+    sinkhorn = sinkhorn_setting(solver)
     if sinkhorn is not None:
         soft = indicator_by_sinkhorn(rows, k, sinkhorn)
     else:
@@ -117,7 +121,7 @@ def log_soft_topk(
     tensor([-384., -128.,   -0.])
     """
     rows, k = _unsorted(scores, k, eps, dim, largest, mask, normalize)
-    sinkhorn = _sinkhorn(solver)
+    sinkhorn = sinkhorn_setting(solver)
     if sinkhorn is not None:
         log_a = log_indicator_by_sinkhorn(rows, k, sinkhorn)
         return log_a.to(rows.dtype).movedim(-1, rows.dim)
@@ -142,8 +146,8 @@ def topk_threshold(
     """The soft threshold between the k largest elements and the rest.
 
     A relaxation of the midpoint between the k-th and the (k+1)-th element, that is of
-    ``scores.quantile((n - k) / n, dim)``: the t of ``soft_topk = sigmoid(2 (scores - t) / eps)``.
-    Arguments as for `soft_topk`.
+    ``scores.quantile((n - k) / n, dim, interpolation="midpoint")``: the t of
+    ``soft_topk = sigmoid(2 (scores - t) / eps)``. Arguments as for `soft_topk`.
 
     Returns:
         t, of the shape of scores without ``dim``: -inf where everything is selected, +inf where
@@ -154,7 +158,7 @@ def topk_threshold(
     tensor(1.6500)
     """
     rows, k = _unsorted(scores, k, eps, dim, largest, mask, normalize)
-    sinkhorn = _sinkhorn(solver)
+    sinkhorn = sinkhorn_setting(solver)
     if sinkhorn is not None:
         threshold = threshold_by_sinkhorn(rows, k, sinkhorn)
     else:
@@ -200,15 +204,16 @@ def sorted_soft_topk(
         most one over the ranks.
 
     >>> scores = torch.tensor([0.4, 0.7, 2.3, 1.9, -0.2, 1.4, 0.1])
-    >>> sorted_soft_topk(scores, 2, eps=0.1)
+    >>> ranks = sorted_soft_topk(scores, 2, eps=0.1)
+    >>> ranks.round(decimals=2)
     tensor([[0.0000, 0.0000],
             [0.0000, 0.0000],
-            [0.9821, 0.0179],
-            [0.0179, 0.9754],
+            [0.9800, 0.0200],
+            [0.0200, 0.9800],
             [0.0000, 0.0000],
-            [0.0000, 0.0066],
+            [0.0000, 0.0100],
             [0.0000, 0.0000]])
-    >>> sorted_soft_topk(scores, 2, eps=0.1).mT @ scores  # soft values of the two largest
+    >>> (ranks * scores.unsqueeze(-1)).sum(-2)  # soft values of the two largest
     tensor([2.2928, 1.9039])
     """
     check_flag("hard", hard)
@@ -223,7 +228,7 @@ def sorted_soft_topk(
         normalize=normalize,
         last_anchor=max(k, 1),
     )
-    sinkhorn = _sinkhorn(solver)
+    sinkhorn = sinkhorn_setting(solver)
     if k == 0:
         soft = rows.scores.new_zeros(*rows.scores.shape, 0)
     elif sinkhorn is not None:
@@ -250,7 +255,7 @@ def _unsorted(
     return rows, check_k(k, rows.n, rows.batch)
 
 
-def _sinkhorn(solver: Solver) -> Sinkhorn | None:
+def sinkhorn_setting(solver: Solver) -> Sinkhorn | None:
     """The Sinkhorn setting that ``solver`` stands for, None for the exact solver."""
     if isinstance(solver, Sinkhorn):
         return solver

@@ -26,18 +26,17 @@ every rank its mass back. So far from the root a step is a Newton step and a swe
 from __future__ import annotations
 
 import math
-import warnings
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ._arguments import is_concrete, is_traced
-from ._batching import batch_first
+from ._arguments import is_readable, is_traced
+from ._autograd import batch_first, opaque, refuse_forward_mode
 from ._rows import algebra_dtype
 from ._threshold import without_negligible
-from ._warnings import ConvergenceWarning
+from ._warnings import warn_of_convergence
 
 MAX_STEPS = 40
 #: On an accelerator, look at the state of convergence (a synchronisation) once in so many steps.
@@ -46,10 +45,10 @@ CHECK_EVERY = 8
 
 def ranking_of(d: Tensor) -> Tensor:
     """Differentiable plan P (..., n, k + 1) of the distances ``d`` (..., n, k) from `distances`."""
-    # Dynamo traces no autograd.Function that defines a jvp.
-    function = _Ranking if torch.compiler.is_compiling() else _RankingForwardMode
-    plan: Tensor = function.apply(d)
-    return plan
+    if is_traced(d):
+        refuse_forward_mode()
+        return _Ranking.apply(d)
+    return _RankingForwardMode.apply(d)
 
 
 def plan_of(a: Tensor) -> Tensor:
@@ -89,11 +88,11 @@ def solve_ranking(d: Tensor) -> tuple[Tensor, int, Tensor]:
         active = active & ~last
         if (d.is_cpu or step % CHECK_EVERY == 0) and not bool(active.any()):
             break
-        if not is_concrete(norm) or bool((norm > far).any()):
+        if not is_readable(norm) or bool((norm > far).any()):
             new = torch.where(norm > far, _sweep(d, new, column), new)
         h, jacobian = _residual(d, new, w_top)
         better = (h.abs().amax(-1, keepdim=True) < norm) | ~active
-        if not (is_concrete(better) and bool(better.all())):
+        if (d.is_cpu or step % CHECK_EVERY == 0) and not bool(better.all()):
             # Not seen in practice. A sweep by itself always makes progress, so replace the step.
             sweep = _sweep(d, t, column)
             sweep_h, sweep_jacobian = _residual(d, sweep, w_top)
@@ -102,7 +101,8 @@ def solve_ranking(d: Tensor) -> tuple[Tensor, int, Tensor]:
             damping = torch.where(better, (2.0 * damping).clamp(max=1.0), 0.25 * damping)
         t = torch.where(active, new, t)
         norm = h.abs().amax(-1, keepdim=True)
-    return plan_of(whole - t.nan_to_num(nan=0.0).unsqueeze(-2)), step, ~active.squeeze(-1)
+    plan = plan_of(whole - t.nan_to_num(nan=0.0).unsqueeze(-2))
+    return _touch_up(plan, column[..., :-1]), step, ~active.squeeze(-1)
 
 
 def _membership(d: Tensor) -> tuple[Tensor, Tensor]:
@@ -137,18 +137,30 @@ def _sweep(d: Tensor, t: Tensor, column: Tensor) -> Tensor:
     return t - excess.diff(dim=-1)
 
 
+def _touch_up(plan: Tensor, column: Tensor) -> Tensor:
+    """A Sinkhorn iteration on the plan itself, for the last digits.
+
+    The roundings of the k thresholds add up in L, and the columns of a hot row show it.
+    """
+    mass = plan[..., :-1].sum(-2)
+    factor = torch.where(mass > 0, column / torch.where(mass > 0, mass, 1.0), 1.0)
+    plan = plan * F.pad(factor, (0, 1), value=1.0).unsqueeze(-2)
+    return plan / plan.sum(-1, keepdim=True)
+
+
 def _residual(d: Tensor, t: Tensor, w_top: Tensor) -> tuple[Tensor, Tensor]:
     """h (..., k) and the negative of its Jacobian (..., k, k), which has positive entries.
 
     d M_ij / d t_l = -M_i,min(j,l) N_i,max(j,l): a product of two tails, never a difference.
     """
     tiny = torch.finfo(d.dtype).tiny
-    m, n = tails_of(plan_of(d - t.unsqueeze(-2)))
+    upper, lower = tails_of(plan_of(d - t.unsqueeze(-2)))
     w_rest = 1.0 - w_top
-    rest = (w_rest * m).sum(-2).clamp(min=tiny)
-    top = (w_top * n).sum(-2).clamp(min=tiny)
+    rest = (w_rest * upper).sum(-2).clamp(min=tiny)
+    top = (w_top * lower).sum(-2).clamp(min=tiny)
     weight = w_rest / rest.unsqueeze(-2) + w_top / top.unsqueeze(-2)
-    jacobian = torch.tril(_gram(weight * n, m)) + torch.triu(_gram(weight * m, n), 1)
+    jacobian = torch.tril(_gram(weight * lower, upper))
+    jacobian = jacobian + torch.triu(_gram(weight * upper, lower), 1)
     return torch.log(rest) - torch.log(top), jacobian
 
 
@@ -164,15 +176,15 @@ def _newton_step(jacobian: Tensor, h: Tensor) -> Tensor:
     return torch.linalg.solve_ex(regular, h.to(jacobian.dtype)).result.to(h.dtype)
 
 
-def _solve_covariance(m: Tensor, n: Tensor, right: Tensor) -> Tensor:
-    """Solve H u = right (..., k) with H_jl = sum_i m_i,min(j,l) n_i,max(j,l).
+def _solve_covariance(upper: Tensor, lower: Tensor, right: Tensor) -> Tensor:
+    """Solve H u = right (..., k) with H_jl = sum_i M_i,min(j,l) N_i,max(j,l).
 
     Scaled to a unit diagonal the matrix is well conditioned at every temperature: where a threshold
     is cold, its row and column vanish together. One that has all but vanished has no derivative;
     the root of the smallest number leaves room for the powers that second derivatives take.
     """
-    upper = torch.triu(_gram(m, n))
-    matrix = upper + torch.triu(upper, 1).mT
+    half = torch.triu(_gram(upper, lower))
+    matrix = half + torch.triu(half, 1).mT
     diagonal = matrix.diagonal(dim1=-2, dim2=-1)
     alive = diagonal > math.sqrt(torch.finfo(matrix.dtype).tiny)
     scale = torch.where(alive, torch.where(alive, diagonal, 1.0).rsqrt(), 0.0)
@@ -182,48 +194,31 @@ def _solve_covariance(m: Tensor, n: Tensor, right: Tensor) -> Tensor:
     return (scale * solution).to(right.dtype)
 
 
-def _covariance_times(m: Tensor, n: Tensor, u: Tensor) -> Tensor:
-    """For every element the product of its own k x k matrix m_min n_max with u, in O(k)."""
-    before = (m * u).cumsum(-1)
-    after = (n * u).flip(-1).cumsum(-1).flip(-1)[..., 1:]
-    return n * before + m * F.pad(after, (0, 1))
-
-
-@torch.library.custom_op("softtopk::ranking", mutates_args=())
-def _ranking_op(d: Tensor) -> Tensor:
-    """An opaque call for the compiler, which would unroll the loop and could not stop it early."""
-    return _solve_or_warn(d)
-
-
-@_ranking_op.register_fake
-def _(d: Tensor) -> Tensor:
-    return d.new_empty(*d.shape[:-1], d.shape[-1] + 1)
-
-
-def _solve_or_warn(d: Tensor) -> Tensor:
-    plan, steps, converged = solve_ranking(d)
-    if is_concrete(converged) and not bool(converged.all()):
-        warnings.warn(
-            f"sorted_soft_topk did not converge in {steps} steps in "
-            f"{int((~converged).sum())} rows; please report the scores",
-            ConvergenceWarning,
-            stacklevel=2,
-        )
-    return plan
+def _covariance_times(upper: Tensor, lower: Tensor, u: Tensor) -> Tensor:
+    """For every element the product of its own k x k matrix M_min N_max with u, in O(k)."""
+    before = (upper * u).cumsum(-1)
+    after = (lower * u).flip(-1).cumsum(-1).flip(-1)[..., 1:]
+    return lower * before + upper * F.pad(after, (0, 1))
 
 
 class _Ranking(torch.autograd.Function):
     """d (..., n, k) -> P (..., n, k + 1), with the implicit derivative.
 
     The derivative is written in ordinary operations on the *output* alone: P is the only tensor
-    saved, and the derivative can itself be differentiated, to any order.
+    this function saves, and the derivative can itself be differentiated.
     """
 
     @staticmethod
     def forward(d: Tensor) -> Tensor:
         if is_traced(d):
             return _ranking_op(d)
-        return _solve_or_warn(d)
+        plan, steps, converged = solve_ranking(d)
+        if is_readable(converged) and not bool(converged.all()):
+            warn_of_convergence(
+                f"sorted_soft_topk did not converge in {steps} steps in "
+                f"{int((~converged).sum())} rows; please report the scores"
+            )
+        return plan
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
@@ -233,24 +228,32 @@ class _Ranking(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (plan,) = ctx.saved_tensors
-        m, n = tails_of(plan)
+        upper, lower = tails_of(plan)
         weighted = plan * grad
         grad_l = weighted - plan * weighted.sum(-1, keepdim=True)
         grad_a = grad_l[..., :-1].cumsum(-1)
-        u = _solve_covariance(m, n, grad_a.sum(-2))
-        return grad_a - _covariance_times(m, n, u.unsqueeze(-2))
+        u = _solve_covariance(upper, lower, grad_a.sum(-2))
+        return grad_a - _covariance_times(upper, lower, u.unsqueeze(-2))
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], d: Tensor) -> tuple[Tensor, int]:
-        return ranking_of(*batch_first(info.batch_size, in_dims, (d,))), 0
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Any, Any]:
+        return batch_first(ranking_of, info.batch_size, in_dims, inputs)
 
 
 class _RankingForwardMode(_Ranking):
     @staticmethod
     def jvp(ctx: Any, d_tangent: Tensor) -> Tensor:
         (plan,) = ctx.saved_tensors
-        m, n = tails_of(plan)
-        offset_tangent = _solve_covariance(m, n, _covariance_times(m, n, d_tangent).sum(-2))
-        a_tangent = d_tangent - offset_tangent.unsqueeze(-2)
+        upper, lower = tails_of(plan)
+        pull = _covariance_times(upper, lower, d_tangent).sum(-2)
+        a_tangent = d_tangent - _solve_covariance(upper, lower, pull).unsqueeze(-2)
         l_tangent = F.pad(a_tangent.flip(-1).cumsum(-1).flip(-1), (0, 1))
         return plan * (l_tangent - (plan * l_tangent).sum(-1, keepdim=True))
+
+
+_ranking_op = opaque(
+    "softtopk::ranking",
+    "(Tensor d) -> Tensor",
+    _Ranking,
+    lambda d: d.new_empty(*d.shape[:-1], d.shape[-1] + 1),
+)

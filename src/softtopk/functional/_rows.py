@@ -73,14 +73,20 @@ def canonical(
         x = x.masked_fill(~mask, -math.inf if largest else math.inf)
     x = x.movedim(dim, -1).to(compute_dtype(scores.dtype))
     scale = 1.0 if normalize is None else largest_cost(x.detach(), last_anchor, normalize)
-    # Below the smallest normal number a tie would be 0/0; the selection is hard long before.
-    tiny = torch.finfo(x.dtype).tiny
-    if isinstance(eps, Tensor) or isinstance(scale, Tensor):
-        product = torch.as_tensor(0.5 * eps * scale).to(x.dtype)
-        tau: Strength = product.clamp(tiny, torch.finfo(x.dtype).max)
-    else:
-        tau = max(0.5 * eps * scale, tiny)
+    tau = temperature(eps, scale, x.dtype)
     return Rows(x if largest else -x, tau, scale, eps, dim, scores.dtype, largest)
+
+
+def temperature(eps: Strength, scale: Strength, dtype: torch.dtype) -> Strength:
+    """tau = eps * scale / 2, kept among the normal numbers.
+
+    Below them a tie would be 0/0; the selection is hard long before.
+    """
+    info = torch.finfo(dtype)
+    tau = 0.5 * eps * scale
+    if isinstance(tau, Tensor):
+        return tau.to(dtype).clamp(info.tiny, info.max)
+    return max(tau, info.tiny)
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -130,7 +136,8 @@ def pivot_of(x: Tensor, k: Count) -> Tensor:
     n = x.shape[-1]
     if isinstance(k, Tensor):
         index = k.ceil().long().clamp(1, n) - 1
-        ordered = x.sort(dim=-1, descending=True).values
+        longest = int(index.max()) + 1 if is_readable(index) and index.numel() else n
+        ordered = x.topk(longest, dim=-1).values
         return ordered.gather(-1, index.expand(*x.shape[:-1], 1))
     rank = min(max(math.ceil(k), 1), n)
     if 2 * rank <= n:  # select from the shorter side
@@ -163,7 +170,8 @@ def _nothing_decided(x: Tensor, places: Tensor, tau: Strength) -> bool:
 
     A short cut only, taken where looking at the values is free.
     """
-    if not (is_readable(x) and is_readable(places) and x.numel()):
+    tensors = (x, places, tau) if isinstance(tau, Tensor) else (x, places)
+    if not (is_readable(*tensors) and x.numel()):
         return False
     low, high = x.aminmax()
     bound = _overflow_bound(x, tau)
@@ -199,6 +207,7 @@ def _outcome(x: Tensor, pivot: Tensor, places: Tensor, tau: Strength) -> tuple[T
 def _overflow_bound(x: Tensor, tau: Strength) -> Strength:
     """How large x - pivot may be for the quotient by tau, and its derivative quotient / tau."""
     limit = 0.125 * torch.finfo(x.dtype).max
-    if isinstance(tau, Tensor):
-        return limit * tau.detach().clamp(max=1.0).square()
-    return limit * min(tau, 1.0)
+    if not isinstance(tau, Tensor):
+        return limit * min(tau, 1.0)
+    small = tau.detach().clamp(max=1.0)
+    return limit * (small.square() if tau.requires_grad else small)

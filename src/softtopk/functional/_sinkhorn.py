@@ -10,7 +10,6 @@ operators are special cases with faster solvers of their own; ``solver="sinkhorn
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -22,18 +21,17 @@ from ._arguments import (
     check_broadcast,
     check_choice,
     check_eps,
-    is_concrete,
     is_readable,
     is_traced,
 )
-from ._batching import batch_first
+from ._autograd import batch_first, opaque, refuse_forward_mode
 from ._rows import algebra_dtype, compute_dtype
-from ._warnings import ConvergenceWarning
+from ._warnings import warn_of_convergence
 
 
 @dataclass(frozen=True)
 class Sinkhorn:
-    """Solver setting: Sinkhorn's algorithm, as in the paper.
+    """Solver setting: Sinkhorn's algorithm, as in the paper, whose 200 iterations are the default.
 
     Stops when the marginals are met to ``tol`` (L1 norm, of a total mass of one) or after
     ``max_iter`` iterations, then with a `ConvergenceWarning`.
@@ -57,14 +55,20 @@ class Sinkhorn:
 
 
 class EntropicPlan(NamedTuple):
-    """Result of `entropic_plan`."""
+    """Result of `entropic_plan`.
 
-    plan: Tensor  #: (..., n, m)
-    row_potential: Tensor  #: (..., n): plan_ij = exp((row_i + col_j - cost_ij) / eps)
-    col_potential: Tensor  #: (..., m), zero at the column of largest mass
-    iterations: Tensor  #: (...), integer
-    residual: Tensor  #: (...), L1 distance of the row marginal to mu
-    converged: Tensor  #: (...), boolean
+    plan (..., n, m); row_potential (..., n) and col_potential (..., m), with
+    plan_ij = exp((row_potential_i + col_potential_j - cost_ij) / eps); for every problem of the
+    batch the number of iterations, the residual (L1 distance of the row sums to mu), and whether it
+    is within the tolerance.
+    """
+
+    plan: Tensor
+    row_potential: Tensor
+    col_potential: Tensor
+    iterations: Tensor
+    residual: Tensor
+    converged: Tensor
 
 
 def entropic_plan(
@@ -126,23 +130,9 @@ def entropic_plan(
     cols = cols * (rows.sum(-1, keepdim=True) / torch.where(total > 0, total, 1.0))
     strength = eps.to(dtype).expand(*batch, 1)
 
-    if gradient == "unrolled":
-        f, g, iterations, residual = _iterate(c, rows, cols, strength, tol, max_iter)
-        plan = _plan(c, f, g, strength)
-    else:
-        # Dynamo traces no autograd.Function that defines a jvp.
-        function = _Implicit if torch.compiler.is_compiling() else _ImplicitForwardMode
-        plan, f, g, iterations, residual = function.apply(c, rows, cols, strength, tol, max_iter)
+    solve = _solve if gradient == "unrolled" else _solve_implicit
+    plan, f, g, iterations, residual = solve(c, rows, cols, strength, tol, max_iter)
     converged = residual <= tol
-    stopped = residual > tol  # neither holds where the cost has a NaN
-    if is_readable(stopped) and bool(stopped.any()):
-        warnings.warn(
-            f"Sinkhorn stopped after {max_iter} iterations with a residual of "
-            f"{residual.max().item():.2g} > tol={tol:g} in {int(stopped.sum())} of "
-            f"{stopped.numel()} problems; raise max_iter or eps, or use the exact solver",
-            ConvergenceWarning,
-            stacklevel=2,
-        )
     own = cost.dtype
     return EntropicPlan(plan.to(own), f.to(own), g.to(own), iterations, residual.to(own), converged)
 
@@ -183,6 +173,29 @@ def _plan(cost: Tensor, f: Tensor, g: Tensor, eps: Tensor) -> Tensor:
     return torch.exp((f.unsqueeze(-1) + g.unsqueeze(-2) - cost) / eps.unsqueeze(-1))
 
 
+def _solve(
+    cost: Tensor, mu: Tensor, nu: Tensor, eps: Tensor, tol: float, max_iter: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Plan, potentials, iterations and residual; warns of problems that did not converge."""
+    f, g, iterations, residual = _iterate(cost, mu, nu, eps, tol, max_iter)
+    stopped = ~(residual <= tol) & ~cost.isnan().any(-1).any(-1)
+    if is_readable(stopped) and bool(stopped.any()):
+        warn_of_convergence(
+            f"Sinkhorn stopped after {max_iter} iterations with a residual of "
+            f"{residual[stopped].max().item():.2g} > tol={tol:g} in {int(stopped.sum())} of "
+            f"{stopped.numel()} problems; raise max_iter or eps, or use the exact solver"
+        )
+    return _plan(cost, f, g, eps), f, g, iterations, residual
+
+
+def _solve_implicit(cost: Tensor, *others: Any) -> Any:
+    """`_solve` with the implicit derivative."""
+    if is_traced(cost):
+        refuse_forward_mode()
+        return _Implicit.apply(cost, *others)
+    return _ImplicitForwardMode.apply(cost, *others)
+
+
 def _iterate(
     cost: Tensor, mu: Tensor, nu: Tensor, eps: Tensor, tol: float, max_iter: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -207,7 +220,7 @@ def _iterate(
         iterations = iterations + active
         residual = torch.where(active, error, residual)
         active = active & ~(error <= tol)
-        if step == max_iter or (is_concrete(active) and not bool(active.any())):
+        if step == max_iter or (is_readable(active) and not bool(active.any())):
             break  # p stays the one that q was made from: the column sums are exact
         log_p = torch.where(active.unsqueeze(-1), next_p, log_p)
     # One constant is free. Fix it where there is most mass, so that the potentials are unique.
@@ -256,27 +269,6 @@ def _solve_kkt(
     return a, b
 
 
-@torch.library.custom_op("softtopk::sinkhorn", mutates_args=())
-def _sinkhorn_op(
-    cost: Tensor, mu: Tensor, nu: Tensor, eps: Tensor, tol: float, max_iter: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """An opaque call for the compiler, which would unroll the loop and could not stop it early."""
-    return _iterate(cost, mu, nu, eps, tol, max_iter)
-
-
-@_sinkhorn_op.register_fake
-def _(
-    cost: Tensor, mu: Tensor, nu: Tensor, eps: Tensor, tol: float, max_iter: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    batch = cost.shape[:-2]
-    return (
-        cost.new_empty(mu.shape),
-        cost.new_empty(nu.shape),
-        cost.new_empty(batch, dtype=torch.int64),
-        cost.new_empty(batch),
-    )
-
-
 class _Implicit(torch.autograd.Function):
     """cost, mu, nu, eps (..., 1) -> plan, both potentials, iterations, residual.
 
@@ -288,9 +280,8 @@ class _Implicit(torch.autograd.Function):
     def forward(
         cost: Tensor, mu: Tensor, nu: Tensor, eps: Tensor, tol: float, max_iter: int
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        solve = _sinkhorn_op if is_traced(cost) else _iterate
-        f, g, iterations, residual = solve(cost, mu, nu, eps, tol, max_iter)
-        return _plan(cost, f, g, eps), f, g, iterations, residual
+        solve = _implicit_op if is_traced(cost) else _solve
+        return solve(cost, mu, nu, eps, tol, max_iter)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -312,27 +303,40 @@ class _Implicit(torch.autograd.Function):
         return grad_cost, eps * a, eps * b, grad_eps, None, None
 
     @staticmethod
-    def vmap(
-        info: Any, in_dims: tuple[int | None, ...], *inputs: Any
-    ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-        tensors = batch_first(info.batch_size, in_dims[:4], inputs[:4])
-        return _ImplicitForwardMode.apply(*tensors, *inputs[4:]), (0,) * 5
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Any, Any]:
+        return batch_first(_solve_implicit, info.batch_size, in_dims, inputs)
 
 
 class _ImplicitForwardMode(_Implicit):
     @staticmethod
     def jvp(
-        ctx: Any, cost: Tensor, mu: Tensor, nu: Tensor, eps: Tensor, *_: None
+        ctx: Any, d_cost: Tensor, d_mu: Tensor, d_nu: Tensor, d_eps: Tensor, *_: None
     ) -> tuple[Tensor | None, ...]:
-        """The arguments are the tangents of the inputs."""
-        plan, nu_, eps_ = ctx.saved_tensors
-        change = cost + _log(plan) * eps.unsqueeze(-1)
-        moved = plan * change
-        a, b = _solve_kkt(plan, nu_, moved.sum(-1) + eps_ * mu, moved.sum(-2) + eps_ * nu)
-        d_plan = (plan * (a.unsqueeze(-1) + b.unsqueeze(-2)) - moved) / eps_.unsqueeze(-1)
+        plan, nu, eps = ctx.saved_tensors
+        moved = plan * (d_cost + _log(plan) * d_eps.unsqueeze(-1))
+        a, b = _solve_kkt(plan, nu, moved.sum(-1) + eps * d_mu, moved.sum(-2) + eps * d_nu)
+        d_plan = (plan * (a.unsqueeze(-1) + b.unsqueeze(-2)) - moved) / eps.unsqueeze(-1)
         return d_plan, a, b, None, None
 
 
 def _log(plan: Tensor) -> Tensor:
     """log plan, and 0 where there is no mass and so no derivative."""
     return torch.log(torch.where(plan > 0, plan, 1.0))
+
+
+def _fake_plan(
+    cost: Tensor, mu: Tensor, nu: Tensor, eps: Tensor, tol: float, max_iter: int
+) -> tuple[Tensor, ...]:
+    batch = cost.shape[:-2]
+    iterations = cost.new_empty(batch, dtype=torch.int64)
+    plan, residual = cost.new_empty(cost.shape), cost.new_empty(batch)
+    return plan, cost.new_empty(mu.shape), cost.new_empty(nu.shape), iterations, residual
+
+
+_implicit_op = opaque(
+    "softtopk::entropic_plan",
+    "(Tensor cost, Tensor mu, Tensor nu, Tensor eps, float tol, int max_iter)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _Implicit,
+    _fake_plan,
+)

@@ -11,9 +11,10 @@ into the rest, and its logarithm
 
     h(offset) = log sum_{rest} sigmoid(d_i - offset) - log sum_{top} sigmoid(offset - d_i) = 0
 
-is nearly linear in the hot and in the cold limit. The slope is a difference of weighted means of
-sigmoids, and as the pivot (d = 0) separates the two sets, it lies in [-2, -1/2] everywhere: the
-root is bracketed by [offset + h/2, offset + 2h] from any point, and Newton's method never runs off.
+is nearly linear in the hot and in the cold limit. Its slope is -2 plus a weighted mean of the
+sigmoids of each sum. The pivot (d = 0) separates the two sets, so these means are at most
+sigmoid(-offset) and sigmoid(offset), and the slope lies in [-2, -1] everywhere: from any point the
+root is bracketed by [offset + h/2, offset + h], and Newton's method never runs off.
 
 Elements tied with the pivot, b of them with a above, belong to the top with weight (k - a) / b and
 to the rest with the complement. Tied scores then get equal results, and k may be fractional.
@@ -28,8 +29,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ._arguments import is_concrete, is_traced
-from ._batching import batch_first
+from ._arguments import is_readable, is_traced
+from ._autograd import batch_first, opaque, refuse_forward_mode
 
 #: Newton needs at most 6 steps (measured over the whole documented range, see tests).
 MAX_STEPS = 12
@@ -41,15 +42,16 @@ def offset_of(d: Tensor, k: Tensor) -> Tensor:
     ``d`` (..., n) are distances from `distances`, ``k`` (..., 1) or (1,) the number of places.
     """
     k = k.expand(*d.shape[:-1], 1)
-    # Dynamo traces no autograd.Function that defines a jvp.
-    function = _Offset if torch.compiler.is_compiling() else _OffsetForwardMode
-    offset: Tensor = function.apply(d, k)
-    return offset
+    if is_traced(d):
+        refuse_forward_mode()
+        return _Offset.apply(d, k)
+    return _OffsetForwardMode.apply(d, k)
 
 
 def solve_offset(d: Tensor, k: Tensor) -> tuple[Tensor, int]:
     """The root without derivatives, and the number of Newton steps it took."""
     info = torch.finfo(d.dtype)
+    hottest = math.log(info.max) - 1.0
     n_above, n_tied = (d > 0).sum(-1, keepdim=True), (d == 0).sum(-1, keepdim=True)
     share = (k - n_above).to(d.dtype) / n_tied.clamp(min=1)
     tied_top, tied_rest = n_tied * share, n_tied * (1.0 - share)
@@ -76,12 +78,12 @@ def solve_offset(d: Tensor, k: Tensor) -> tuple[Tensor, int]:
     low, high = torch.full_like(t, -math.inf), torch.full_like(t, math.inf)
     active = torch.ones_like(t, dtype=torch.bool)
     for steps in range(1, MAX_STEPS + 1):  # noqa: B007
-        rest, rest_saturated = leak(e_rest, tied_rest, torch.exp((best - t).clamp(max=60.0)))
-        top, top_saturated = leak(e_top, tied_top, torch.exp(t.clamp(max=60.0)))
+        rest, rest_saturated = leak(e_rest, tied_rest, torch.exp((best - t).clamp(max=hottest)))
+        top, top_saturated = leak(e_top, tied_top, torch.exp(t.clamp(max=hottest)))
         h = (best - t) - t + torch.log(rest) - torch.log(top)
-        slope = (2.0 - rest_saturated - top_saturated).clamp(0.5, 2.0)
-        low = torch.maximum(low, t + torch.minimum(0.5 * h, 2.0 * h))
-        high = torch.minimum(high, t + torch.maximum(0.5 * h, 2.0 * h))
+        slope = (2.0 - rest_saturated - top_saturated).clamp(1.0, 2.0)
+        low = torch.maximum(low, t + torch.minimum(0.5 * h, h))
+        high = torch.minimum(high, t + torch.maximum(0.5 * h, h))
         newton = t + h / slope
         inside = (newton >= low) & (newton <= high)
         newton = torch.where(inside, newton, 0.5 * low + 0.5 * high)
@@ -89,7 +91,7 @@ def solve_offset(d: Tensor, k: Tensor) -> tuple[Tensor, int]:
         # Convergence is quadratic: a step from within the root of the precision reaches it. Far
         # below the pivot h is only known to the rounding of its own terms.
         active = active & (h.abs() > 0.25 * math.sqrt(info.eps) - 4.0 * info.eps * best)
-        if is_concrete(active) and not bool(active.any()):
+        if is_readable(active) and not bool(active.any()):
             break
     return t.nan_to_num(nan=0.0), steps
 
@@ -103,7 +105,7 @@ def without_negligible(values: Tensor, d: Tensor, best: Tensor) -> Tensor:
     be left out of the solve. At low temperature that is nearly every element.
     """
     n = d.shape[-1]
-    if not is_concrete(d) or n < 64 or d.numel() == 0:
+    if not is_readable(d) or n < 64 or d.numel() == 0:
         return values
     reach = 2.0 * math.log(2 * n) - math.log(torch.finfo(d.dtype).eps)
     kept = int((d >= best - reach).sum(-1).max())
@@ -140,29 +142,16 @@ def _reciprocal(log_s: Tensor) -> Tensor:
     return torch.exp((-torch.logsumexp(log_s, -1, keepdim=True)).clamp(max=cap))
 
 
-@torch.library.custom_op("softtopk::offset", mutates_args=())
-def _offset_op(d: Tensor, k: Tensor) -> Tensor:
-    """An opaque call for the compiler, which would unroll the loop and could not stop it early."""
-    return solve_offset(d, k)[0]
-
-
-@_offset_op.register_fake
-def _(d: Tensor, k: Tensor) -> Tensor:
-    return d.new_empty(*d.shape[:-1], 1)
-
-
 class _Offset(torch.autograd.Function):
     """d (..., n), k (..., 1) -> offset (..., 1), with the implicit derivative.
 
     The derivative is written in ordinary operations on d and the *output*, so that it can itself be
-    differentiated, to any order.
+    differentiated.
     """
 
     @staticmethod
     def forward(d: Tensor, k: Tensor) -> Tensor:
-        if is_traced(d):
-            return _offset_op(d, k)
-        return solve_offset(d, k)[0]
+        return _offset_op(d, k) if is_traced(d) else solve_offset(d, k)[0]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
@@ -180,10 +169,8 @@ class _Offset(torch.autograd.Function):
         return grad * _weights(log_s), grad_k
 
     @staticmethod
-    def vmap(
-        info: Any, in_dims: tuple[int | None, ...], d: Tensor, k: Tensor
-    ) -> tuple[Tensor, int]:
-        return offset_of(*batch_first(info.batch_size, in_dims, (d, k))), 0
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Any, Any]:
+        return batch_first(offset_of, info.batch_size, in_dims, inputs)
 
 
 class _OffsetForwardMode(_Offset):
@@ -197,3 +184,11 @@ class _OffsetForwardMode(_Offset):
         if k_tangent is not None:
             tangent = tangent - _reciprocal(log_s) * k_tangent.to(offset.dtype)
         return tangent
+
+
+_offset_op = opaque(
+    "softtopk::offset",
+    "(Tensor d, Tensor k) -> Tensor",
+    _Offset,
+    lambda d, k: d.new_empty(*d.shape[:-1], 1),
+)

@@ -89,7 +89,8 @@ def _solve(
     anchors = torch.tensor(_anchors(rows, last_anchor), dtype=x.dtype, device=x.device)
     finite = x.masked_fill(ahead | excluded, 0.0).unsqueeze(-1)
     scale = rows.scale.unsqueeze(-1) if isinstance(rows.scale, Tensor) else rows.scale
-    cost = (finite - anchors).square() / scale
+    # (x - y)^2 less x^2, which the row potential absorbs and which could overflow.
+    cost = anchors * (anchors - 2.0 * finite) / scale
     n_ahead = ahead.sum(-1, keepdim=True)
     starts, ends = edges[..., :-1] < n_ahead, edges[..., 1:] > n_ahead
     for_ahead = torch.where(starts, 0.0, math.inf).to(x.dtype).unsqueeze(-2)

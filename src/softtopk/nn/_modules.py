@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from ..functional import soft_topk, sorted_soft_topk
+from ..functional import Normalize, Solver, soft_topk, sorted_soft_topk
+from ..functional._arguments import (
+    Count,
+    Strength,
+    check_choice,
+    check_eps,
+    check_flag,
+    check_integer_k,
+    check_k,
+)
+from ..functional._operators import sinkhorn_setting
 
 
 class _TopK(nn.Module):
@@ -21,16 +33,22 @@ class _TopK(nn.Module):
 
     def __init__(
         self,
-        k: int | float | Tensor,
+        k: Count,
         *,
-        eps: float | Tensor = 0.1,
+        eps: Strength = 0.1,
         dim: int = -1,
         largest: bool = True,
-        normalize: str | None = None,
+        normalize: Normalize = None,
         hard: bool = False,
-        solver: Any = "exact",
+        solver: Solver = "exact",
     ) -> None:
         super().__init__()
+        # What does not depend on the scores is checked here rather than at the first call.
+        check_eps(eps, eps.shape if isinstance(eps, Tensor) else torch.Size())
+        check_flag("largest", largest)
+        check_choice("normalize", normalize, (None, "row", "batch"))
+        check_flag("hard", hard)
+        sinkhorn_setting(solver)
         self._hold("k", k)
         self._hold("eps", eps)
         self.dim = dim
@@ -39,7 +57,7 @@ class _TopK(nn.Module):
         self.hard = hard
         self.solver = solver
 
-    def _hold(self, name: str, value: int | float | Tensor) -> None:
+    def _hold(self, name: str, value: Count | Strength) -> None:
         if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
             self.register_buffer(name, value)
         else:
@@ -55,7 +73,7 @@ class _TopK(nn.Module):
 
 
 def _brief(value: object) -> str:
-    if isinstance(value, Tensor) and value.numel() > 1:
+    if isinstance(value, Tensor) and value.numel() != 1:
         return f"tensor of shape {tuple(value.shape)}"
     return f"{value.item():.6g}" if isinstance(value, Tensor) else repr(value)
 
@@ -68,6 +86,10 @@ class SoftTopK(_TopK):
     tensor([0.1372, 0.2246, 0.8767, 0.7615])
     """
 
+    def __init__(self, k: Count, **options: Any) -> None:
+        check_k(k, math.inf, k.shape if isinstance(k, Tensor) else torch.Size())
+        super().__init__(k, **options)
+
     def forward(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
         return soft_topk(scores, self.k, mask=mask, **self._options())
 
@@ -78,6 +100,9 @@ class SortedSoftTopK(_TopK):
     >>> SortedSoftTopK(2, eps=0.1)(torch.tensor([0.4, 0.7, 2.3, 1.9])).shape
     torch.Size([4, 2])
     """
+
+    def __init__(self, k: int, **options: Any) -> None:
+        super().__init__(check_integer_k(k, math.inf), **options)
 
     def forward(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
         return sorted_soft_topk(scores, self.k, mask=mask, **self._options())
