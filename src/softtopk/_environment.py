@@ -23,15 +23,15 @@ class Environment:
     optional: dict[str, str | None]
     """Version of each optional dependency, None if it is not installed."""
     cpu_threads: int
-    accelerators: tuple[str, ...] | None
-    """Devices besides the CPU, None if this torch is too old to list them."""
+    accelerators: tuple[str, ...]
+    """Devices besides the CPU."""
     fast_paths: str
 
 
 def collect() -> Environment:
     """Look at the running interpreter and the machine."""
     return Environment(
-        softtopk=version(),
+        softtopk=metadata.version("softtopk"),
         python=f"{platform.python_implementation()} {platform.python_version()}",
         platform=platform.platform(),
         torch=torch.__version__,
@@ -42,11 +42,6 @@ def collect() -> Environment:
     )
 
 
-def version() -> str:
-    """Version of the installed package."""
-    return _installed("softtopk") or "unknown (run from source, not installed)"
-
-
 def _installed(name: str) -> str | None:
     try:
         return metadata.version(name)
@@ -54,9 +49,7 @@ def _installed(name: str) -> str | None:
         return None
 
 
-def _accelerators() -> tuple[str, ...] | None:
-    if not hasattr(torch, "accelerator"):  # it came with torch 2.6
-        return None
+def _accelerators() -> tuple[str, ...]:
     device = torch.accelerator.current_accelerator()
     if device is None or not torch.accelerator.is_available():
         return ()

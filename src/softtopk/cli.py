@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
-from softtopk import _environment
+from softtopk import __version__, _environment
 
 if TYPE_CHECKING:
     import typer
@@ -33,7 +33,7 @@ def _run_without_typer(args: list[str]) -> None:
     if args == ["info"]:
         print(_describe(_environment.collect()))
     elif args == ["--version"]:
-        print(f"softtopk {_environment.version()}")
+        print(f"softtopk {__version__}")
     else:
         sys.exit(
             "softtopk: without typer there are only 'softtopk info' and 'softtopk --version'; for "
@@ -48,7 +48,7 @@ def _app() -> "typer.Typer":
 
     def print_version(wanted: bool) -> None:
         if wanted:
-            print(f"softtopk {_environment.version()}")
+            print(f"softtopk {__version__}")
             raise typer.Exit
 
     @app.callback()
@@ -85,13 +85,7 @@ def _describe(environment: _environment.Environment) -> str:
         extra = _environment.OPTIONAL[name]
         rows[name] = version or f"not installed (pip install 'softtopk[{extra}]')"
     rows["CPU threads"] = str(environment.cpu_threads)
-    rows["devices"] = _describe_devices(environment.accelerators)
+    rows["devices"] = ", ".join(("cpu", *environment.accelerators))
     rows["fast paths"] = environment.fast_paths
     width = max(map(len, rows)) + 2
     return "\n".join(f"{name + ':':<{width}}{value}" for name, value in rows.items())
-
-
-def _describe_devices(accelerators: Sequence[str] | None) -> str:
-    if accelerators is None:
-        return "cpu (torch older than 2.6 does not list accelerators)"
-    return ", ".join(("cpu", *accelerators))

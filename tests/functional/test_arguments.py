@@ -28,7 +28,7 @@ ALL = [soft_topk, log_soft_topk, topk_threshold, sorted_soft_topk]
         (
             {"scores": X.to(torch.complex64)},
             TypeError,
-            r"scores .* got torch.complex64; take a real part",
+            r"complex64; take a real part",
         ),
         ({"scores": torch.tensor(1.0)}, ValueError, r"scores must have at least one dimension"),
         ({"scores": torch.randn(3, 0)}, ValueError, r"scores has no element along dim=1"),

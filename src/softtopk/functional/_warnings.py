@@ -18,7 +18,7 @@ def warn_of_convergence(message: str) -> None:
     level, frame = 2, sys._getframe(1)
     while frame.f_back is not None and _is_internal(frame.f_globals.get("__name__", "")):
         level, frame = level + 1, frame.f_back
-    warnings.warn(message, ConvergenceWarning, stacklevel=level - 1)
+    warnings.warn(message, ConvergenceWarning, stacklevel=level)
 
 
 def _is_internal(module: str) -> bool:
