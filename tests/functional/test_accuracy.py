@@ -40,8 +40,8 @@ def error(result, truth):
 def test_unsorted_values(family, n):
     for dtype, tolerance in ((torch.float32, 1e-6), (torch.float64, 1e-12)):
         scores, spread = scores_of(family, n, dtype)
-        for k in sorted({1, n // 10 or 1, n // 2, n - 1}):
-            for temperature in (1e-6, 1e-4, 1e-2, 1.0, 1e3) if n < 100_000 else (1e-5, 0.1):
+        for k in sorted({1, n // 2, n - 1} if n < 100_000 else {1, n // 2}):
+            for temperature in (1e-6, 1e-3, 1.0, 1e3):
                 eps = temperature * spread
                 truth, _ = reference.soft_topk(scores.double().numpy(), k, eps)
                 result = soft_topk(scores, k, eps=eps)
@@ -106,7 +106,7 @@ def test_threshold_is_the_quantile_when_cold():
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(("n", "k"), [(2, 1), (10, 3), (40, 40), (100, 64), (600, 10)])
+@pytest.mark.parametrize(("n", "k"), [(2, 1), (10, 3), (40, 40), (100, 64), (1000, 64), (2000, 5)])
 def test_sorted_values(family, n, k):
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.float64, 1e-9)):
         scores, spread = scores_of(family, n, dtype)
@@ -139,13 +139,6 @@ def test_sorted_steps(family, dtype):
                 _, steps, converged = solve_ranking(_rank_distances(rows, k))
                 assert converged.all()
                 assert steps <= 6, (n, k, seed, exponent)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(("n", "k"), [(1000, 10), (1000, 64), (2000, 5)])
-def test_sorted_values_of_long_rows(family, n, k):
-    test_sorted_values(family, n, k)
 
 
 def test_the_roundings_of_many_thresholds_do_not_add_up():

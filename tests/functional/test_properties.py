@@ -7,13 +7,13 @@ import pytest
 import reference
 import torch
 from hypothesis import assume, example, given, settings
+from torch.testing import assert_close
 
 from softtopk import log_soft_topk, soft_topk, sorted_soft_topk, topk_threshold
 
 settings.register_profile("default", deadline=None, max_examples=60)
 settings.load_profile("default")
 
-close = torch.testing.assert_close
 FINITE = st.floats(-100, 100, allow_nan=False, width=32)
 
 
@@ -33,11 +33,11 @@ def test_unsorted_is_a_soft_selection(problem):
     scores, k, eps = problem
     soft = soft_topk(scores, k, eps=eps)
     assert ((soft >= 0) & (soft <= 1)).all()
-    close(soft.sum(), torch.tensor(float(k)).double(), rtol=0, atol=1e-12)
+    assert_close(soft.sum(), torch.tensor(float(k)).double(), rtol=0, atol=1e-12)
     order = scores.argsort()
     assert (soft[order].diff() >= -1e-15).all()  # larger scores are selected more
     truth, _ = reference.soft_topk(scores.numpy(), k, eps)
-    close(soft, torch.tensor(truth), rtol=0, atol=1e-12)
+    assert_close(soft, torch.tensor(truth), rtol=0, atol=1e-12)
 
 
 @given(problems())
@@ -45,10 +45,10 @@ def test_sorted_is_a_soft_ranking(problem):
     scores, k, eps = problem
     ranks = sorted_soft_topk(scores, k, eps=eps)
     assert (ranks >= 0).all()
-    close(ranks.sum(0), torch.ones(k).double(), rtol=0, atol=1e-11)
+    assert_close(ranks.sum(0), torch.ones(k).double(), rtol=0, atol=1e-11)
     assert (ranks.sum(1) <= 1 + 1e-12).all()
     truth = reference.sorted_soft_topk(scores.numpy(), k, eps)
-    close(ranks, torch.tensor(truth), rtol=0, atol=1e-10)
+    assert_close(ranks, torch.tensor(truth), rtol=0, atol=1e-10)
 
 
 @given(problems(), st.randoms(use_true_random=False))
@@ -58,7 +58,7 @@ def test_permutation_equivariance(problem, random):
     random.shuffle(order)
     for operator in (soft_topk, log_soft_topk, sorted_soft_topk):
         permuted = operator(scores[order], k, eps=eps)
-        close(permuted, operator(scores, k, eps=eps)[order], rtol=1e-10, atol=1e-11)
+        assert_close(permuted, operator(scores, k, eps=eps)[order], rtol=1e-10, atol=1e-11)
 
 
 @given(problems(), st.integers(-1000, 1000))
@@ -67,9 +67,9 @@ def test_shift_invariance(problem, shift):
     scores = (scores * 2**20).round() / 2**20  # so that the shift itself is exact
     for operator in (soft_topk, sorted_soft_topk):
         shifted = operator(scores + shift, k, eps=eps)
-        close(shifted, operator(scores, k, eps=eps), rtol=0, atol=1e-10)
+        assert_close(shifted, operator(scores, k, eps=eps), rtol=0, atol=1e-10)
     moved = topk_threshold(scores + shift, k, eps=eps) - shift
-    close(moved, topk_threshold(scores, k, eps=eps), rtol=1e-9, atol=1e-9)
+    assert_close(moved, topk_threshold(scores, k, eps=eps), rtol=1e-9, atol=1e-9)
 
 
 @given(problems())
@@ -77,9 +77,9 @@ def test_smallest_is_largest_of_the_negative(problem):
     scores, k, eps = problem
     for operator in (soft_topk, sorted_soft_topk):
         smallest = operator(scores, k, eps=eps, largest=False)
-        close(smallest, operator(-scores, k, eps=eps))
+        assert_close(smallest, operator(-scores, k, eps=eps))
     rest = soft_topk(scores, len(scores) - k, eps=eps)
-    close(soft_topk(scores, k, eps=eps, largest=False), 1 - rest, rtol=0, atol=1e-12)
+    assert_close(soft_topk(scores, k, eps=eps, largest=False), 1 - rest, rtol=0, atol=1e-12)
 
 
 @given(problems(), st.data())
@@ -95,7 +95,7 @@ def test_masked_is_deleted(problem, data):
         if operator is sorted_soft_topk:
             assert (masked[:, places:] == 0).all()
             masked = masked[:, :places]
-        close(masked[mask], deleted, rtol=0, atol=1e-11)
+        assert_close(masked[mask], deleted, rtol=0, atol=1e-11)
         assert (masked[~mask] == 0).all()
 
 
@@ -134,9 +134,9 @@ def test_cold_limit_is_topk(problem):
     eps = 1e-2 * float(gaps.min())
     indices = scores.topk(k).indices
     hard = torch.zeros_like(scores).scatter(0, indices, 1.0)
-    close(soft_topk(scores, k, eps=eps), hard, rtol=0, atol=1e-12)
+    assert_close(soft_topk(scores, k, eps=eps), hard, rtol=0, atol=1e-12)
     one_hot = torch.nn.functional.one_hot(indices, len(scores)).T.double()
-    close(sorted_soft_topk(scores, k, eps=eps), one_hot, rtol=0, atol=1e-12)
+    assert_close(sorted_soft_topk(scores, k, eps=eps), one_hot, rtol=0, atol=1e-12)
 
 
 @given(problems())
@@ -147,8 +147,8 @@ def test_theorem_1_the_jacobian_is_not_zero(problem):
     assume(spread / eps < 100)
     jacobian = torch.func.jacrev(lambda x: soft_topk(x, k, eps=eps))(scores)
     assert (jacobian.abs().amax(0) > 0).all()
-    close(jacobian, jacobian.T, rtol=1e-9, atol=1e-12 / eps)
-    close(jacobian.sum(0), torch.zeros_like(scores), rtol=0, atol=1e-12 / eps)
+    assert_close(jacobian, jacobian.T, rtol=1e-9, atol=1e-12 / eps)
+    assert_close(jacobian.sum(0), torch.zeros_like(scores), rtol=0, atol=1e-12 / eps)
 
 
 @given(problems(max_size=20))
@@ -169,7 +169,7 @@ def test_theorem_2_the_bias_is_bounded(problem):
 def test_the_threshold_defines_the_selection(problem):
     scores, k, eps = problem
     threshold = topk_threshold(scores, k, eps=eps)
-    close(
+    assert_close(
         torch.sigmoid(2 * (scores - threshold) / eps),
         soft_topk(scores, k, eps=eps),
         rtol=0,
@@ -184,8 +184,8 @@ SEVEN = torch.tensor([0.4, 0.7, 2.3, 1.9, -0.2, 1.4, 0.1], dtype=torch.float64)
 def test_the_papers_illustration_of_the_unsorted_operator():
     """Figure 2: the five smallest of the seven scores align with 0, {2.3, 1.9} with 1."""
     soft = soft_topk(SEVEN, 5, eps=0.01, largest=False)
-    close(soft, torch.tensor([1, 1, 0, 0, 1, 1, 1]).double(), rtol=0, atol=1e-8)
-    close(soft, torch.tensor(reference.topk_lp(-SEVEN.numpy(), 5)), rtol=0, atol=1e-8)
+    assert_close(soft, torch.tensor([1, 1, 0, 0, 1, 1, 1]).double(), rtol=0, atol=1e-8)
+    assert_close(soft, torch.tensor(reference.topk_lp(-SEVEN.numpy(), 5)), rtol=0, atol=1e-8)
 
 
 def test_the_papers_illustration_of_the_sorted_operator():
@@ -193,11 +193,11 @@ def test_the_papers_illustration_of_the_sorted_operator():
     ranks = sorted_soft_topk(SEVEN, 2, eps=0.005, largest=False)
     expected = torch.zeros(7, 2).double()
     expected[4, 0] = expected[6, 1] = 1
-    close(ranks, expected, rtol=0, atol=1e-8)
+    assert_close(ranks, expected, rtol=0, atol=1e-8)
 
 
 @pytest.mark.parametrize("operator", [soft_topk, sorted_soft_topk])
 def test_hot_limit_is_uniform(operator):
     result = operator(SEVEN, 3, eps=1e9)
     uniform = 3 / 7 if operator is soft_topk else 1 / 7
-    close(result, torch.full_like(result, uniform))
+    assert_close(result, torch.full_like(result, uniform))

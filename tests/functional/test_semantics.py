@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from softtopk import Sinkhorn, log_soft_topk, soft_topk, sorted_soft_topk, topk_threshold
 
@@ -15,7 +16,6 @@ ELEMENTWISE = [
     pytest.param(log_soft_topk, id="log"),
     pytest.param(sorted_soft_topk, id="sorted"),
 ]
-close = torch.testing.assert_close
 
 
 def randn(*shape, seed=0):
@@ -31,7 +31,7 @@ def test_masked_is_deleted(operator, solver, normalize):
     options = {"eps": 0.7, "solver": solver, "normalize": normalize}
     scores[1], scores[4] = math.nan, 1e30  # whatever stands there is not looked at
     masked = operator(scores, 3, mask=mask, **options)
-    close(masked[mask], operator(scores[mask], 3, **options), rtol=1e-9, atol=1e-11)
+    assert_close(masked[mask], operator(scores[mask], 3, **options), rtol=1e-9, atol=1e-11)
     assert (masked[~mask] == (-INF if operator is log_soft_topk else 0.0)).all()
 
 
@@ -43,7 +43,7 @@ def test_infinite_scores_of_the_losing_side_are_masked(operator, solver, largest
     mask[0, 2] = mask[1, 5] = mask[1, 0] = False
     options = {"eps": 0.7, "solver": solver, "largest": largest}
     infinite = scores.masked_fill(~mask, -INF if largest else INF)
-    close(operator(infinite, 2, **options), operator(scores, 2, mask=mask, **options))
+    assert_close(operator(infinite, 2, **options), operator(scores, 2, mask=mask, **options))
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
@@ -56,16 +56,16 @@ def test_infinite_scores_of_the_winning_side_come_first(solver, largest):
     rest = torch.tensor([0, 2, 3, 5])
 
     soft = soft_topk(scores, 3, **options)
-    close(soft[[1, 4]], torch.ones(2).double())
-    close(soft[rest], soft_topk(scores[rest], 1, **options), rtol=1e-9, atol=1e-11)
-    close(soft_topk(scores, 2, **options), torch.isinf(scores).double())
-    close(soft_topk(scores, 1, **options), 0.5 * torch.isinf(scores).double())
-    close(soft_topk(scores, 0.5, **options), 0.25 * torch.isinf(scores).double())
+    assert_close(soft[[1, 4]], torch.ones(2).double())
+    assert_close(soft[rest], soft_topk(scores[rest], 1, **options), rtol=1e-9, atol=1e-11)
+    assert_close(soft_topk(scores, 2, **options), torch.isinf(scores).double())
+    assert_close(soft_topk(scores, 1, **options), 0.5 * torch.isinf(scores).double())
+    assert_close(soft_topk(scores, 0.5, **options), 0.25 * torch.isinf(scores).double())
 
     ranks = sorted_soft_topk(scores, 4, **options)
-    close(ranks[[1, 4]], torch.tensor([[0.5, 0.5, 0, 0]]).double().expand(2, 4))
+    assert_close(ranks[[1, 4]], torch.tensor([[0.5, 0.5, 0, 0]]).double().expand(2, 4))
     inner = sorted_soft_topk(scores[rest], 2, **options)
-    close(ranks[rest][:, 2:], inner, rtol=1e-9, atol=1e-11)
+    assert_close(ranks[rest][:, 2:], inner, rtol=1e-9, atol=1e-11)
     assert (ranks[rest][:, :2] == 0).all()
 
 
@@ -74,13 +74,13 @@ def test_a_row_with_too_few_elements_selects_them_all(solver):
     scores = randn(3, 5)
     mask = torch.tensor([[1, 1, 1, 1, 1], [1, 0, 1, 0, 0], [0, 0, 0, 0, 0]]).bool()
     options = {"eps": 0.5, "mask": mask, "solver": solver}
-    close(soft_topk(scores, 3, **options)[1:], mask[1:].double())
+    assert_close(soft_topk(scores, 3, **options)[1:], mask[1:].double())
     threshold = topk_threshold(scores, 3, **options)
     assert threshold[0].isfinite()
     assert (threshold[1:] == -INF).all()
     ranks = sorted_soft_topk(scores, 3, **options)
     inner = sorted_soft_topk(scores[1, [0, 2]], 2, eps=0.5, solver=solver)
-    close(ranks[1, [0, 2], :2], inner, rtol=1e-9, atol=1e-11)
+    assert_close(ranks[1, [0, 2], :2], inner, rtol=1e-9, atol=1e-11)
     assert (ranks[1, :, 2] == 0).all()
     assert (ranks[2] == 0).all()
 
@@ -96,7 +96,7 @@ def test_nan_stays_in_its_row(solver):
     for operator in (soft_topk, log_soft_topk, sorted_soft_topk):
         result = operator(scores, 2, **options)
         without = operator(scores[clean], 2, **{**options, "mask": mask[clean]})
-        close(result[clean], without)
+        assert_close(result[clean], without)
         assert result[1, :4].isnan().all()
         assert (result[1, 4] == (-INF if operator is log_soft_topk else 0.0)).all()
     threshold = topk_threshold(scores, 2, **options)
@@ -108,9 +108,9 @@ def test_nan_stays_in_its_row(solver):
 def test_nothing_and_everything(k, solver):
     scores = randn(2, 5).requires_grad_()
     soft = soft_topk(scores, k, eps=0.3, solver=solver)
-    close(soft, torch.full_like(soft, float(k > 0)))
+    assert_close(soft, torch.full_like(soft, float(k > 0)))
     (grad,) = torch.autograd.grad(soft.square().sum(), scores)
-    close(grad, torch.zeros_like(grad), rtol=0, atol=1e-11 if solver != "exact" else 0)
+    assert_close(grad, torch.zeros_like(grad), rtol=0, atol=1e-11 if solver != "exact" else 0)
     assert (topk_threshold(scores, k, eps=0.3, solver=solver) == (-INF if k else INF)).all()
 
 
@@ -118,8 +118,8 @@ def test_nothing_and_everything(k, solver):
 def test_one_element(solver):
     scores = randn(4, 1)
     for k in (0, 0.3, 1):
-        close(soft_topk(scores, k, solver=solver), torch.full_like(scores, k))
-    close(sorted_soft_topk(scores, 1, solver=solver), torch.ones(4, 1, 1).double())
+        assert_close(soft_topk(scores, k, solver=solver), torch.full_like(scores, k))
+    assert_close(sorted_soft_topk(scores, 1, solver=solver), torch.ones(4, 1, 1).double())
     assert sorted_soft_topk(scores, 0, solver=solver).shape == (4, 1, 0)
 
 
@@ -127,20 +127,22 @@ def test_one_element(solver):
 def test_ties_share_equally(eps):
     scores = torch.tensor([2.0, 1.0, 1.0, 1.0, 0.0, -3.0])
     soft = soft_topk(scores, 2, eps=eps)
-    close(soft[1:4], soft[1].expand(3))
-    close(soft.sum(), torch.tensor(2.0))
+    assert_close(soft[1:4], soft[1].expand(3))
+    assert_close(soft.sum(), torch.tensor(2.0))
     ranks = sorted_soft_topk(scores, 3, eps=eps)
-    close(ranks[1:4], ranks[1].expand(3, 3))
-    close(ranks.sum(0), torch.ones(3))
+    assert_close(ranks[1:4], ranks[1].expand(3, 3))
+    assert_close(ranks.sum(0), torch.ones(3))
     if eps <= 1e-6:
-        close(soft, torch.tensor([1, 1 / 3, 1 / 3, 1 / 3, 0, 0]))
-        close(ranks[1], torch.tensor([0, 1 / 3, 1 / 3]))
+        assert_close(soft, torch.tensor([1, 1 / 3, 1 / 3, 1 / 3, 0, 0]))
+        assert_close(ranks[1], torch.tensor([0, 1 / 3, 1 / 3]))
 
 
 def test_equal_scores_are_uniform():
     for n, k in ((1, 1), (4, 1), (4, 4), (1000, 30)):
-        close(soft_topk(torch.full((n,), 7.5), k, eps=1e-6), torch.full((n,), k / n))
-        close(sorted_soft_topk(torch.full((n,), 7.5), k, eps=1e-6), torch.full((n, k), 1 / n))
+        assert_close(soft_topk(torch.full((n,), 7.5), k, eps=1e-6), torch.full((n,), k / n))
+        assert_close(
+            sorted_soft_topk(torch.full((n,), 7.5), k, eps=1e-6), torch.full((n, k), 1 / n)
+        )
 
 
 @pytest.mark.parametrize("dim", [0, 1, 2, -1, -2, -3])
@@ -151,17 +153,19 @@ def test_dim(dim):
     k = torch.rand(last.shape[:-1]).double() * 3
     along = {"eps": 0.4, "mask": mask, "dim": dim}
     for operator in (soft_topk, log_soft_topk):
-        close(operator(scores, k, **along).movedim(dim, -1), operator(last, k, **options))
-    close(topk_threshold(scores, k, **along), topk_threshold(last, k, **options))
+        assert_close(operator(scores, k, **along).movedim(dim, -1), operator(last, k, **options))
+    assert_close(topk_threshold(scores, k, **along), topk_threshold(last, k, **options))
     ranks = sorted_soft_topk(scores, 3, **along)
     assert ranks.shape == (*scores.shape, 3)
-    close(ranks.movedim(dim % 3, -2), sorted_soft_topk(last, 3, **options))
+    assert_close(ranks.movedim(dim % 3, -2), sorted_soft_topk(last, 3, **options))
 
 
 def test_non_contiguous_and_expanded_input():
     scores = randn(6, 8)
     for view in (scores.T, scores[::2, 1::3], scores[:1].expand(3, 8), scores.flip(-1)):
-        close(soft_topk(view, 1), soft_topk(view.clone(memory_format=torch.contiguous_format), 1))
+        assert_close(
+            soft_topk(view, 1), soft_topk(view.clone(memory_format=torch.contiguous_format), 1)
+        )
 
 
 @pytest.mark.parametrize("solver", ["exact", "sinkhorn"])
@@ -186,7 +190,7 @@ def test_rows_do_not_influence_each_other(solver):
             options = {"eps": 2.0, "normalize": normalize, "solver": solver}
             together = operator(scores, 3, **options)
             alone = torch.stack([operator(row, 3, **options) for row in scores])
-            close(together, alone, rtol=0, atol=1e-13)
+            assert_close(together, alone, rtol=0, atol=1e-13)
     alone = soft_topk(scores[10:11], 3, normalize="batch")
     assert (soft_topk(scores, 3, normalize="batch")[10:11] - alone).abs().max() > 0.1
 
@@ -218,7 +222,7 @@ def test_log_is_finite_for_a_float_and_for_a_tensor():
     scores = torch.tensor([0.0, 5.0, 30.0, 100.0])
     for eps in (1e-18, torch.tensor(1e-18)):
         log_a = log_soft_topk(scores, 2, eps=eps)
-        close(log_a, torch.tensor([-3.5e19, -2.5e19, 0.0, 0.0]))
+        assert_close(log_a, torch.tensor([-3.5e19, -2.5e19, 0.0, 0.0]))
 
 
 @pytest.mark.parametrize("k", [1e-3, 1e-9, 1e-15])
@@ -226,13 +230,13 @@ def test_tiny_k(k):
     """For k -> 0 the selection is k times a softmax."""
     scores = randn(6).float()
     expected = math.log(k) + torch.log_softmax(2 * scores / 0.5, -1)
-    close(log_soft_topk(scores, k, eps=0.5), expected, rtol=1e-5, atol=20 * k + 1e-5)
+    assert_close(log_soft_topk(scores, k, eps=0.5), expected, rtol=1e-5, atol=20 * k + 1e-5)
 
 
 @pytest.mark.parametrize("operator", [soft_topk, sorted_soft_topk])
 def test_sinkhorn_survives_huge_scores(operator):
     scores = torch.tensor([1e20, 0.0, 1.0, -1e20])
-    close(operator(scores, 1, eps=1e20, solver="sinkhorn"), operator(scores, 1, eps=1e20))
+    assert_close(operator(scores, 1, eps=1e20, solver="sinkhorn"), operator(scores, 1, eps=1e20))
 
 
 def test_single_precision_stays_single():

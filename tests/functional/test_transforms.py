@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import hessian, jacfwd, jacrev, jvp, vmap
+from torch.testing import assert_close
 
 from softtopk import (
     ConvergenceWarning,
@@ -25,7 +26,6 @@ OPERATORS = [
     pytest.param(sorted_soft_topk, id="sorted"),
 ]
 SOLVERS = ["exact", pytest.param(Sinkhorn(max_iter=5000, tol=1e-13), id="sinkhorn")]
-close = torch.testing.assert_close
 
 
 def randn(*shape, seed=0):
@@ -41,7 +41,7 @@ def test_vmap(operator, solver, in_dim):
     mapped = vmap(lambda x, m: operator(x, 2, mask=m, **options), in_dims=(in_dim, in_dim))
     expected = operator(scores, 2, mask=mask, **options)
     turn = (lambda t: t) if in_dim == 0 else (lambda t: t.T)
-    close(mapped(turn(scores), turn(mask)), expected)
+    assert_close(mapped(turn(scores), turn(mask)), expected)
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
@@ -49,7 +49,7 @@ def test_vmap_over_k_and_eps(solver):
     scores = randn(7)
     k, eps = torch.tensor([1.0, 2.5, 4.0]).double(), torch.tensor([0.5, 1.0, 3.0]).double()
     mapped = vmap(lambda k, e: soft_topk(scores, k, eps=e, solver=solver))(k, eps)
-    close(mapped, soft_topk(scores.expand(3, 7), k, eps=eps, solver=solver))
+    assert_close(mapped, soft_topk(scores.expand(3, 7), k, eps=eps, solver=solver))
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
@@ -59,9 +59,9 @@ def test_jacobians_of_both_modes_agree(operator, solver):
         return operator(x, 3, eps=1.5, solver=solver)
 
     scores = randn(6)
-    close(jacrev(function)(scores), jacfwd(function)(scores), rtol=1e-7, atol=1e-10)
+    assert_close(jacrev(function)(scores), jacfwd(function)(scores), rtol=1e-7, atol=1e-10)
     rows = randn(4, 6)
-    close(vmap(jacrev(function))(rows), vmap(jacfwd(function))(rows), rtol=1e-7, atol=1e-10)
+    assert_close(vmap(jacrev(function))(rows), vmap(jacfwd(function))(rows), rtol=1e-7, atol=1e-10)
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
@@ -69,14 +69,14 @@ def test_jacobians_of_both_modes_agree(operator, solver):
 def test_vmap_over_eps_alone(operator, solver):
     scores, eps = randn(6), torch.tensor([0.5, 2.0]).double()
     mapped = vmap(lambda e: operator(scores, 2, eps=e, solver=solver))(eps)
-    close(mapped, operator(scores.expand(2, 6), 2, eps=eps, solver=solver))
+    assert_close(mapped, operator(scores.expand(2, 6), 2, eps=eps, solver=solver))
 
 
 def test_vmap_over_an_unrolled_plan():
     cost, marginal = torch.rand(3, 4, 4).double(), torch.full((4,), 0.25).double()
     options = {"eps": 1.0, "gradient": "unrolled", "max_iter": 60, "tol": 1e-9}
     mapped = vmap(lambda c: entropic_plan(c, marginal, marginal, **options).plan)(cost)
-    close(mapped, entropic_plan(cost, marginal, marginal, **options).plan, rtol=0, atol=1e-8)
+    assert_close(mapped, entropic_plan(cost, marginal, marginal, **options).plan, rtol=0, atol=1e-8)
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
@@ -85,7 +85,7 @@ def test_forward_over_reverse(operator):
         return operator(x, 2, eps=1.0).square().sum()
 
     scores = randn(5)
-    close(hessian(loss)(scores), jacrev(jacrev(loss))(scores))
+    assert_close(hessian(loss)(scores), jacrev(jacrev(loss))(scores))
 
 
 def test_jvp_with_tangents_of_every_argument():
@@ -101,8 +101,8 @@ def test_jvp_with_tangents_of_every_argument():
         function(*(i + s * step * t for i, t in zip(inputs, tangents, strict=True)))
         for s in (1, -1)
     )
-    close(value, function(*inputs))
-    close(tangent, (ahead - behind) / (2 * step), rtol=1e-7, atol=1e-8)
+    assert_close(value, function(*inputs))
+    assert_close(tangent, (ahead - behind) / (2 * step), rtol=1e-7, atol=1e-8)
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
@@ -124,9 +124,9 @@ def test_compile_in_one_graph(operator, options):
 
     compiled = torch.compile(function, fullgraph=True)
     results = [f(scores, mask) for f in (function, compiled)]
-    close(*results)
+    assert_close(*results)
     grads = [torch.autograd.grad(result.square().sum(), scores)[0] for result in results]
-    close(*grads)
+    assert_close(*grads)
 
 
 def test_compile_hard_with_tensors_for_k_and_eps():
@@ -140,10 +140,10 @@ def test_compile_hard_with_tensors_for_k_and_eps():
 
     compiled = torch.compile(function, fullgraph=True)
     results = [f(scores, k, eps) for f in (function, compiled)]
-    close(*results)
+    assert_close(*results)
     weight = randn(5, 6, seed=2)
     grads = [torch.autograd.grad((weight * r).sum(), (scores, k, eps)) for r in results]
-    close(*grads)
+    assert_close(*grads)
 
 
 @pytest.mark.parametrize("operator", [soft_topk, sorted_soft_topk])
@@ -157,9 +157,9 @@ def test_compile_with_dynamic_shapes(operator):
     for shape in ((3, 8), (5, 12), (2, 7)):
         scores = randn(*shape).requires_grad_()
         results = [f(scores) for f in (function, compiled)]
-        close(*results)
+        assert_close(*results)
         grads = [torch.autograd.grad(result.square().sum(), scores)[0] for result in results]
-        close(*grads)
+        assert_close(*grads)
 
 
 def test_export():
@@ -168,8 +168,8 @@ def test_export():
     exported = torch.export.export(module, (scores,)).module()
     scores.requires_grad_()
     results = exported(scores), module(scores)
-    close(*results)
-    close(*(torch.autograd.grad(result.square().sum(), scores)[0] for result in results))
+    assert_close(*results)
+    assert_close(*(torch.autograd.grad(result.square().sum(), scores)[0] for result in results))
 
 
 @pytest.mark.parametrize("operator", [soft_topk, sorted_soft_topk])
@@ -182,7 +182,7 @@ def test_transforms_inside_compile(operator, solver):
     for transformed in (vmap(function), torch.func.grad(lambda x: function(x).square().sum())):
         torch._dynamo.reset()
         compiled = torch.compile(transformed, fullgraph=True, backend="aot_eager")
-        close(compiled(rows), transformed(rows))
+        assert_close(compiled(rows), transformed(rows))
 
 
 @pytest.mark.parametrize("operator", [soft_topk, sorted_soft_topk])
@@ -216,8 +216,8 @@ def test_autocast_changes_nothing(operator):
         (cast_grad,) = torch.autograd.grad(cast.square().sum(), scores)
     (grad,) = torch.autograd.grad(plain.square().sum(), scores)
     assert cast.dtype == torch.float32
-    close(cast, plain, rtol=0, atol=1e-6)
-    close(cast_grad, grad, rtol=1e-5, atol=1e-5)
+    assert_close(cast, plain, rtol=0, atol=1e-6)
+    assert_close(cast_grad, grad, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
