@@ -1,14 +1,27 @@
 """Shared by tests and doctests."""
 
+import os
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import settings
 
 import softtopk
 
 # The tensors of the tests are small: more threads only wait for each other.
 torch.set_num_threads(1)
+# CI tries the same examples every time; elsewhere each run looks for new ones.
+settings.register_profile(
+    "softtopk", deadline=None, max_examples=60, derandomize="CI" in os.environ
+)
+settings.load_profile("softtopk")
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    """A test does not depend on the ones before it."""
+    torch.manual_seed(0)
 
 
 @pytest.fixture(autouse=True)

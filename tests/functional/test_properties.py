@@ -6,13 +6,10 @@ import hypothesis.strategies as st
 import pytest
 import reference
 import torch
-from hypothesis import assume, example, given, settings
+from hypothesis import assume, example, given
 from torch.testing import assert_close
 
 from softtopk import log_soft_topk, soft_topk, sorted_soft_topk, topk_threshold
-
-settings.register_profile("default", deadline=None, max_examples=60)
-settings.load_profile("default")
 
 FINITE = st.floats(-100, 100, allow_nan=False, width=32)
 
