@@ -230,6 +230,27 @@ def test_fake_and_meta_tensors(operator, solver):
     assert operator(torch.randn(3, 8, device="meta"), 2, solver=solver).shape == expected
 
 
+def test_custom_operators_keep_their_promises():
+    """Schema, fake outputs, registered derivative, and tracing with dynamic shapes."""
+    scores = randn(3, 6)
+    pivots = scores.topk(2).values
+    marginals = torch.full((2, 4), 1 / 4).double(), torch.full((2, 3), 1 / 3).double()
+    calls = {
+        "offset": ((scores - pivots[:, 1:]).requires_grad_(), torch.full((3, 1), 2)),
+        "ranking": ((scores.unsqueeze(-1) - pivots.unsqueeze(-2)).requires_grad_(),),
+        "entropic_plan": (
+            randn(2, 4, 3).requires_grad_(),
+            *marginals,
+            torch.ones(2, 1).double(),
+            1e-9,
+            500,
+        ),
+    }
+    for name, inputs in calls.items():
+        outcome = torch.library.opcheck(getattr(torch.ops.softtopk, name).default, inputs)
+        assert set(outcome.values()) == {"SUCCESS"}
+
+
 def saved_bytes(function):
     """Bytes of distinct storages kept for backward."""
     storages = {}
