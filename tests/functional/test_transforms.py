@@ -234,7 +234,7 @@ def test_custom_operators_keep_their_promises():
     """Schema, fake outputs, registered derivative, and tracing with dynamic shapes."""
     scores = randn(3, 6)
     pivots = scores.topk(2).values
-    marginals = torch.full((2, 4), 1 / 4).double(), torch.full((2, 3), 1 / 3).double()
+    marginals = (torch.full((2, m), 1 / m, dtype=torch.float64) for m in (4, 3))
     calls = {
         "offset": ((scores - pivots[:, 1:]).requires_grad_(), torch.full((3, 1), 2)),
         "ranking": ((scores.unsqueeze(-1) - pivots.unsqueeze(-2)).requires_grad_(),),
