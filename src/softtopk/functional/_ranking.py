@@ -11,7 +11,7 @@ largest score, and each equation is put as a balance of two leaks, summed direct
 
     h_j(offset) = log sum_{i not in top_j} M_ij - log sum_{i in top_j} N_ij = 0.
 
-Two things make Newton's method on h converge in 5 steps or fewer wherever we looked (see tests).
+Two things make Newton's method on h converge in 6 steps or fewer wherever we looked (see tests).
 
 The start. In the middle of its gap a threshold is right when cold, and by symmetry also when
 evenly spaced neighbours blur over many ranks; what is left comes from the two ends, where one
