@@ -59,6 +59,20 @@ def test_masked_rows(operator, k):
     check(finite, leaf(2, 6), torch.tensor(0.6, dtype=torch.float64, requires_grad=True))
 
 
+@pytest.mark.parametrize("solver", ["exact", TIGHT], ids=["exact", "sinkhorn"])
+def test_the_constant_logarithm_of_a_masked_element_moves_nothing(solver):
+    """Whatever cotangent arrives at its -inf: the gradient is that with the element deleted."""
+    scores, mask = leaf(6), MASK[0]
+    log_a = log_soft_topk(scores, 2, eps=1.0, mask=mask, solver=solver)
+    deleted = log_soft_topk(scores[mask], 2, eps=1.0, solver=solver)
+    weight = torch.arange(1.0, 7.0, dtype=torch.float64)
+    grads = [
+        torch.autograd.grad(log_a, scores, weight)[0],
+        torch.autograd.grad(deleted, scores, weight[mask])[0],
+    ]
+    torch.testing.assert_close(*grads, rtol=1e-9, atol=1e-10)
+
+
 @pytest.mark.parametrize("operator", [soft_topk, log_soft_topk, topk_threshold])
 @pytest.mark.parametrize("solver", ["exact", TIGHT], ids=["exact", "sinkhorn"])
 def test_k(operator, solver):

@@ -78,12 +78,11 @@ def solve_ranking(d: Tensor) -> tuple[Tensor, int, Tensor]:
     t = _sweep(d, start, column)
     h, jacobian = _residual(d, t, w_top)
     norm = h.abs().amax(-1, keepdim=True)
-    damping = torch.ones_like(norm)
     active = norm > precision
     for step in range(1, MAX_STEPS + 1):
         # Convergence is quadratic: a step from within the root of the precision reaches it.
         last = active & (norm <= near)
-        new = t + torch.where(last, 1.0, damping) * _newton_step(jacobian, h)
+        new = t + _newton_step(jacobian, h)
         t = torch.where(last, new, t)
         active = active & ~last
         if (d.is_cpu or step % CHECK_EVERY == 0) and not bool(active.any()):
@@ -98,7 +97,6 @@ def solve_ranking(d: Tensor) -> tuple[Tensor, int, Tensor]:
             sweep_h, sweep_jacobian = _residual(d, sweep, w_top)
             new, h = torch.where(better, new, sweep), torch.where(better, h, sweep_h)
             jacobian = torch.where(better.unsqueeze(-1), jacobian, sweep_jacobian)
-        damping = torch.where(better, (2.0 * damping).clamp(max=1.0), 0.25 * damping)
         t = torch.where(active, new, t)
         norm = h.abs().amax(-1, keepdim=True)
     plan = plan_of(whole - t.nan_to_num(nan=0.0).unsqueeze(-2))
