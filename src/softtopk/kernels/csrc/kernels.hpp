@@ -39,7 +39,11 @@ struct PerRow {
     double operator[](int64_t row) const { return values == nullptr ? value : values[row]; }
 };
 
-enum Status : int32_t { kDone = 0, kOutOfMemory = 1 };
+enum Status : int32_t {
+    kDone = 0,
+    kOutOfMemory = 1,
+    kShared = 2,  // done, and infinite scores share places in some row
+};
 
 // Arrays are contiguous, (rows, n) or (rows); a null array is not read or not written.
 template <class T>

@@ -436,25 +436,27 @@ const T* canonical(const ThresholdCall<T>& call, int64_t row, const Scratch<T>& 
 }
 
 template <class T>
-void threshold_of_row(const ThresholdCall<T>& call, int64_t row, int threads,
+Status threshold_of_row(const ThresholdCall<T>& call, int64_t row, int threads,
                       const Scratch<T>& scratch) {
     const T tau = static_cast<T>(call.tau[row]);
     const T* x = canonical(call, row, scratch, threads);
     const Root<T> root = solve(x, call.n, call.k[row], tau, threads, scratch);
     if (call.pivot != nullptr) call.pivot[row] = root.pivot;
     if (call.offset != nullptr) call.offset[row] = root.offset;
-    if (call.a == nullptr) return;
+    const bool shared = root.pivot == kInf<T> && std::isfinite(root.offset);
+    if (call.a == nullptr) return shared ? kShared : kDone;
     T* a = call.a + row * call.n;
     if (std::isfinite(root.pivot)) {
         indicator(x, call.n, root, tau, a, threads, scratch);
     } else {
         decided(x, call.n, root, a);
     }
+    return shared ? kShared : kDone;
 }
 
 // g_x = s (g - sum(s g) / sum(s)) / tau with s = A (1 - A).
 template <class T>
-void gradient_of_row(const ThresholdGradientCall<T>& call, int64_t row, int threads,
+Status gradient_of_row(const ThresholdGradientCall<T>& call, int64_t row, int threads,
                      const Scratch<T>& scratch) {
     using S = Vector<T>;
     using V = typename S::V;
@@ -499,6 +501,7 @@ void gradient_of_row(const ThresholdGradientCall<T>& call, int64_t row, int thre
                        pass(load_part(a + i, end - i, T(0)), load_part(grad + i, end - i, T(0))));
         }
     });
+    return kDone;
 }
 
 // Rows side by side when there are enough of them for all threads, else the threads share a row.
@@ -514,7 +517,11 @@ Status each_row(int64_t rows, int64_t n, int threads, bool with_row, Body body) 
             status = kOutOfMemory;
             return;
         }
-        for (int64_t row = begin; row < end; ++row) body(row, threads_per_row, scratch);
+        for (int64_t row = begin; row < end; ++row) {
+            const int32_t outcome = body(row, threads_per_row, scratch);
+            int32_t expected = kDone;
+            if (outcome != kDone) status.compare_exchange_strong(expected, outcome);
+        }
     };
     if (threads == 1 || rows < threads || n >= kLongRow) {
         block(0, rows, threads);
@@ -530,7 +537,7 @@ template <class T>
 Status threshold(const ThresholdCall<T>& call) {
     return each_row<T>(call.rows, call.n, call.threads, !call.largest || call.mask != nullptr,
                        [&](int64_t row, int threads, const Scratch<T>& scratch) {
-                           threshold_of_row(call, row, threads, scratch);
+                           return threshold_of_row(call, row, threads, scratch);
                        });
 }
 
@@ -538,6 +545,6 @@ template <class T>
 Status threshold_gradient(const ThresholdGradientCall<T>& call) {
     return each_row<T>(call.rows, call.n, call.threads, false,
                        [&](int64_t row, int threads, const Scratch<T>& scratch) {
-                           gradient_of_row(call, row, threads, scratch);
+                           return gradient_of_row(call, row, threads, scratch);
                        });
 }
