@@ -17,7 +17,7 @@ from torch.autograd import forward_ad
 
 from .. import kernels
 from ._arguments import Count, Strength, is_readable, is_traced
-from ._autograd import refuse_forward_mode, register_batch_first
+from ._autograd import batch_first, opaque, refuse_forward_mode
 from ._rows import Rows, places_of
 from ._threshold import logits_of
 
@@ -46,7 +46,10 @@ def indicator_of(rows: Rows, k: Count) -> Tensor:
         column = (*rows.batch, 1)
         tau = rows.tau if isinstance(rows.tau, Tensor) else x.new_full((1,), rows.tau)
         places = places_of(k, x)
-        return _soft_topk(x, rows.mask, places.expand(column), tau.expand(column), rows.largest)
+        # A view, since Dynamo does not see that the argument of torch.func.grad requires a gradient.
+        return _TracedIndicator.apply(
+            x.view_as(x), rows.mask, places.expand(column), tau.expand(column), rows.largest
+        )
     if x.requires_grad and torch.is_grad_enabled():
         return _Indicator.apply(x, rows.mask, k, rows.tau, rows.largest)
     return _solve(x, rows.mask, k, rows.tau, rows.largest)[0]
@@ -130,49 +133,37 @@ class _Indicator(torch.autograd.Function):
         return grad_x, None, None, None, None
 
 
-# The same as custom operators, for compilation and export: one opaque call each.
+class _TracedIndicator(torch.autograd.Function):
+    """The same for the compiler: the forward is one opaque call, the backward can be traced.
+
+    Here ``k`` and ``tau`` are tensors (..., 1).
+    """
+
+    @staticmethod
+    def forward(x: Tensor, mask: Tensor | None, k: Tensor, tau: Tensor, largest: bool) -> Tensor:
+        if is_traced(x):
+            return _soft_topk_op(x, mask, k, tau, largest)
+        return _solve(x, mask, k, tau, largest)[0]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, _, _, tau, ctx.largest = inputs
+        ctx.save_for_backward(x, output, tau)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, a, tau = ctx.saved_tensors
+        grad_x = _gradient(a, grad, tau, ctx.largest)
+        return grad_x.masked_fill(x.isinf(), 0.0), None, None, None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Any, Any]:
+        return batch_first(_TracedIndicator.apply, info.batch_size, in_dims, inputs)
 
 
-@torch.library.custom_op("softtopk::soft_topk", mutates_args=())
-def _soft_topk(
-    scores: Tensor, mask: Tensor | None, k: Tensor, tau: Tensor, largest: bool
-) -> Tensor:
-    return _solve(scores, mask, k, tau, largest)[0]
-
-
-@torch.library.custom_op("softtopk::soft_topk_gradient", mutates_args=())
-def _soft_topk_gradient(a: Tensor, grad: Tensor, tau: Tensor, largest: bool) -> Tensor:
-    return _gradient(a, grad, tau, largest)
-
-
-def _save_soft_topk(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    scores, _, _, tau, ctx.largest = inputs
-    ctx.save_for_backward(scores, output, tau)
-
-
-def _soft_topk_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    scores, a, tau = ctx.saved_tensors
-    grad_x = _soft_topk_gradient(a, grad, tau, ctx.largest)
-    return grad_x.masked_fill(scores.isinf(), 0.0), None, None, None, None
-
-
-def _save_gradient(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    a, grad, tau, ctx.largest = inputs
-    ctx.save_for_backward(a, grad, tau)
-
-
-def _gradient_backward(ctx: Any, pull: Tensor) -> tuple[Tensor | None, ...]:
-    """In s the gradient is s (g - mean) / tau, whose derivative is (g - mean)(v - mean) / tau."""
-    a, grad, tau = ctx.saved_tensors
-    tau = tau if ctx.largest else -tau
-    s = a * (1.0 - a)
-    grad, pull = grad - _mean(s, grad), pull - _mean(s, pull)
-    return (1.0 - 2.0 * a) * grad * pull / tau, s * pull / tau, None, None
-
-
-_soft_topk.register_fake(lambda scores, *_: scores.new_empty(scores.shape))
-_soft_topk.register_autograd(_soft_topk_backward, setup_context=_save_soft_topk)
-_soft_topk_gradient.register_fake(lambda a, *_: a.new_empty(a.shape))
-_soft_topk_gradient.register_autograd(_gradient_backward, setup_context=_save_gradient)
-for _operator in (_soft_topk, _soft_topk_gradient):
-    register_batch_first(_operator)
+_soft_topk_op = opaque(
+    "softtopk::soft_topk",
+    "(Tensor scores, Tensor? mask, Tensor k, Tensor tau, bool largest) -> Tensor",
+    _TracedIndicator,
+    lambda scores, *_: scores.new_empty(scores.shape),
+)

@@ -352,7 +352,9 @@ Root<T> solve(const T* x, int64_t n, double k, T tau, int threads, const Scratch
     const double tied_rest = static_cast<double>(order.tied) - tied_top;
     if (std::isnan(pivot)) return {pivot, 0};
     if (k <= 0.0) return {kInf<T>, kInf<T>};
-    if (pivot == -kInf<T> || (order.next == -kInf<T> && tied_rest <= 0.0)) return {-kInf<T>, 0};
+    if (pivot == -kInf<T> || (order.next == -kInf<T> && tied_rest <= 0.0)) {
+        return {-kInf<T>, -kInf<T>};
+    }
     if (pivot == kInf<T>) {
         return {pivot, static_cast<T>(tied_rest > 0.0 ? std::log(tied_rest / tied_top) : -kInfinity)};
     }
