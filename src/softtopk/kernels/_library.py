@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from ._calls import declare
+
 VARIABLE = "SOFTTOPK_NATIVE"
 ABI_VERSION = 1
 """What the library has to answer: the two are changed together, here and in csrc/api.cpp."""
@@ -158,4 +160,5 @@ def _load(folder: Path) -> ctypes.CDLL:
             f"is of another version ({path} has interface {version}, this package needs "
             f"{ABI_VERSION}: reinstall softtopk)"
         )
+    declare(library)
     return library

@@ -1,7 +1,5 @@
-// The C interface of the native library. Python loads it with ctypes (see _library.py), so that the
-// library depends on no version of Python or torch.
-
-#include <cstdint>
+// The C interface. Every function works on plain arrays and returns a Status.
+#include "kernels.hpp"
 
 #if defined(_WIN32)
 #define SOFTTOPK_EXPORT extern "C" __declspec(dllexport)
@@ -9,15 +7,58 @@
 #define SOFTTOPK_EXPORT extern "C" __attribute__((visibility("default")))
 #endif
 
-// Raise it, here and in _library.py, with every change of an exported function.
-SOFTTOPK_EXPORT int32_t softtopk_abi_version(void) { return 1; }
+namespace softtopk {
+namespace {
 
-// The instruction set that was chosen for this machine.
-SOFTTOPK_EXPORT const char* softtopk_instruction_set(void) {
-#if defined(__GNUC__) && (defined(__x86_64__) || defined(__i386__))
-  __builtin_cpu_init();
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq")) return "AVX-512";
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return "AVX2";
+const InstructionSet& best() {
+    static const InstructionSet* const set = [] {
+#if defined(SOFTTOPK_X86)
+        __builtin_cpu_init();
+        if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+            __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")) {
+            return avx512();
+        }
+        if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return avx2();
 #endif
-  return "baseline";
+        return baseline();
+    }();
+    return *set;
 }
+
+template <class T>
+const Kernels<T>& kernels();
+template <>
+const Kernels<float>& kernels<float>() {
+    return best().f32;
+}
+template <>
+const Kernels<double>& kernels<double>() {
+    return best().f64;
+}
+
+}  // namespace
+}  // namespace softtopk
+
+using softtopk::kernels;
+
+// To be raised with every change of an interface below; the loader checks it.
+SOFTTOPK_EXPORT int32_t softtopk_abi_version() { return 1; }
+
+SOFTTOPK_EXPORT const char* softtopk_instruction_set() { return softtopk::best().name; }
+
+#define SOFTTOPK_INTERFACE(T, suffix)                                                             \
+    SOFTTOPK_EXPORT int32_t softtopk_threshold_##suffix(                                          \
+        const T* x, const uint8_t* mask, int64_t rows, int64_t n, double k, const double* ks,     \
+        double tau, const double* taus, int32_t largest, T* a, T* pivot, T* offset,               \
+        int32_t threads) {                                                                        \
+        return kernels<T>().threshold({x, mask, rows, n, {k, ks}, {tau, taus}, largest != 0, a,   \
+                                       pivot, offset, threads});                                  \
+    }                                                                                             \
+    SOFTTOPK_EXPORT int32_t softtopk_threshold_gradient_##suffix(                                 \
+        const T* a, const T* grad, int64_t rows, int64_t n, double tau, const double* taus,       \
+        T* grad_x, int32_t threads) {                                                             \
+        return kernels<T>().threshold_gradient({a, grad, rows, n, {tau, taus}, grad_x, threads}); \
+    }
+
+SOFTTOPK_INTERFACE(float, f32)
+SOFTTOPK_INTERFACE(double, f64)
