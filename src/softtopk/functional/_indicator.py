@@ -46,7 +46,7 @@ def indicator_of(rows: Rows, k: Count) -> Tensor:
         column = (*rows.batch, 1)
         tau = rows.tau if isinstance(rows.tau, Tensor) else x.new_full((1,), rows.tau)
         places = places_of(k, x)
-        # A view, since Dynamo does not see that the argument of torch.func.grad requires a gradient.
+        # A view: Dynamo does not see that the argument of torch.func.grad requires a gradient.
         return _TracedIndicator.apply(
             x.view_as(x), rows.mask, places.expand(column), tau.expand(column), rows.largest
         )

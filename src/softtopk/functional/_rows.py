@@ -25,7 +25,6 @@ from ._arguments import (
     is_readable,
 )
 
-
 _TINY = {dtype: torch.finfo(dtype).tiny for dtype in (torch.float32, torch.float64)}
 
 
