@@ -9,6 +9,7 @@ operations take over. The derivative is symmetric and needs A alone: with s = A 
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -20,6 +21,28 @@ from ._arguments import Count, Strength, is_readable, is_traced
 from ._autograd import batch_first, opaque, refuse_forward_mode
 from ._rows import Rows, places_of
 from ._threshold import logits_of
+
+
+def is_direct(scores: Tensor, k: Count, eps: Strength, dim: int) -> bool:
+    """Whether nothing is left to check or to bring into form before `indicator` is called.
+
+    Small inputs are bound by the overhead of a call, and most calls are of this kind.
+    """
+    return (
+        not torch.compiler.is_compiling()
+        and type(scores) in (Tensor, torch.nn.Parameter)
+        and type(k) is int
+        and type(eps) is float
+        and (shape := scores.shape)
+        and dim in (-1, len(shape) - 1)
+        and 0 <= k <= shape[-1]
+        and 0.0 < eps < math.inf
+        and scores.dtype in (torch.float32, torch.float64)
+        and scores.numel() > 0
+        and is_readable(scores)
+        and forward_ad._current_level < 0
+        and kernels.native() is not None
+    )
 
 
 def fuses(rows: Rows, k: Count) -> bool:
@@ -39,20 +62,26 @@ def fuses(rows: Rows, k: Count) -> bool:
 
 
 def indicator_of(rows: Rows, k: Count) -> Tensor:
-    """A (..., n), differentiable in the scores."""
+    """A (..., n), differentiable in the scores, if the rows `fuses`."""
     x = rows.scores
-    if is_traced(x):
-        refuse_forward_mode()
-        column = (*rows.batch, 1)
-        tau = rows.tau if isinstance(rows.tau, Tensor) else x.new_full((1,), rows.tau)
-        places = places_of(k, x)
-        # A view: Dynamo does not see that the argument of torch.func.grad requires a gradient.
-        return _TracedIndicator.apply(
-            x.view_as(x), rows.mask, places.expand(column), tau.expand(column), rows.largest
-        )
+    if not is_traced(x):
+        return indicator(x, rows.mask, k, rows.tau, rows.largest)
+    refuse_forward_mode()
+    column = (*rows.batch, 1)
+    tau = rows.tau if isinstance(rows.tau, Tensor) else x.new_full((1,), rows.tau)
+    places = places_of(k, x)
+    # A view: Dynamo does not see that the argument of torch.func.grad requires a gradient.
+    return _TracedIndicator.apply(
+        x.view_as(x), rows.mask, places.expand(column), tau.expand(column), rows.largest
+    )
+
+
+def indicator(
+    x: Tensor, mask: Tensor | None, k: Count, tau: Strength, largest: bool = True
+) -> Tensor:
     if x.requires_grad and torch.is_grad_enabled():
-        return _Indicator.apply(x, rows.mask, k, rows.tau, rows.largest)
-    return _solve(x, rows.mask, k, rows.tau, rows.largest)[0]
+        return _Indicator.apply(x, mask, k, tau, largest)
+    return _solve(x, mask, k, tau, largest)[0]
 
 
 def _solve(
@@ -65,8 +94,7 @@ def _solve(
         return torch.sigmoid(logits_of(rows, k)), True
     x = _dense(x)
     a = torch.empty_like(x)
-    shared = kernels.threshold(
-        library,
+    shared = library.threshold(
         x,
         None if mask is None else mask.contiguous(),
         _per_row(k, x),
@@ -79,15 +107,13 @@ def _solve(
 
 def _gradient(a: Tensor, grad: Tensor, tau: Strength, largest: bool) -> Tensor:
     """The derivative of A in the scores, which is symmetric, times ``grad`` (..., n)."""
-    library = kernels.native() if is_readable(a, grad) and a.numel() else None
     tau = tau if largest else -tau
-    if library is None or torch.is_grad_enabled():
+    differentiable = torch.is_grad_enabled() or not is_readable(a, grad)
+    library = None if differentiable else kernels.native()
+    if library is None:
         s = a * (1.0 - a)
         return s * (grad - _mean(s, grad)) / tau
-    a, grad = _dense(a), _dense(grad)
-    grad_x = torch.empty_like(a)
-    kernels.threshold_gradient(library, a, grad, _per_row(tau, a), grad_x)
-    return grad_x
+    return library.threshold_gradient(_dense(a), _dense(grad), _per_row(tau, a))
 
 
 def _mean(s: Tensor, values: Tensor) -> Tensor:
@@ -98,7 +124,9 @@ def _mean(s: Tensor, values: Tensor) -> Tensor:
 
 def _dense(x: Tensor) -> Tensor:
     """As the kernels read it: contiguous, without a pending negation."""
-    return x.resolve_neg().contiguous()
+    if x.is_neg():
+        x = x.resolve_neg()
+    return x if x.is_contiguous() else x.contiguous()
 
 
 def _per_row(value: Count | Strength, x: Tensor) -> float | Tensor:

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ._arguments import Count, Strength, check_flag, check_integer_k, check_k, check_scores
-from ._indicator import fuses, indicator_of
+from ._indicator import fuses, indicator, indicator_of, is_direct
 from ._ranking import ranking_of
-from ._rows import Rows, distances, rows_of
+from ._rows import Rows, distances, rows_of, temperature
 from ._sinkhorn import Sinkhorn
 from ._threshold import logits_of, threshold_of
 from ._transport import (
@@ -90,6 +90,9 @@ def soft_topk(
     References:
         Xie et al., Differentiable Top-k Operator with Optimal Transport, NeurIPS 2020.
     """
+    usual = largest is True and hard is False and mask is normalize is None and solver == "exact"
+    if usual and is_direct(scores, k, eps, dim):
+        return indicator(scores, None, k, temperature(eps, 1.0, scores.dtype))
     check_flag("hard", hard)
     rows, k = _unsorted(scores, k, eps, dim, largest, mask, normalize)
     sinkhorn = sinkhorn_setting(solver)

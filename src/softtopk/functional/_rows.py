@@ -57,7 +57,7 @@ class Rows(NamedTuple):
         return self._replace(scores=x if self.largest else -x, mask=None)
 
     def restore(self, result: Tensor, axis: int = -1) -> Tensor:
-        """``result`` in the dtype of the scores, ``axis`` (which stands for n) back in its place."""
+        """``result`` in the dtype of the scores, with its ``axis`` of size n back in place."""
         if result.dtype is not self.dtype:
             result = result.to(self.dtype)
         return result if self.dim == result.ndim + axis else result.movedim(axis, self.dim)
