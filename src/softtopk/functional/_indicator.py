@@ -1,8 +1,6 @@
-"""The unsorted operator in one step, scores to A, for the usual case on the CPU.
+"""The unsorted operator in one step (`_fusion`).
 
-Where only the scores need a gradient, A and its derivative are one call of the native library each
-(`softtopk.kernels`); when that is missing, or the derivative is itself to be differentiated, plain
-operations take over. The derivative is symmetric and needs A alone: with s = A (1 - A),
+The derivative is symmetric and needs A alone: with s = A (1 - A),
 
     dA = s (dx - sum(s dx) / sum(s)) / tau.
 """
@@ -19,6 +17,7 @@ from torch.autograd import forward_ad
 from .. import kernels
 from ._arguments import Count, Strength, is_readable, is_traced
 from ._autograd import batch_first, opaque, refuse_forward_mode
+from ._fusion import column, dense, per_row
 from ._rows import Rows, places_of
 from ._threshold import logits_of
 
@@ -33,29 +32,14 @@ def is_direct(scores: Tensor, k: Count, eps: Strength, dim: int) -> bool:
         and type(scores) in (Tensor, torch.nn.Parameter)
         and type(k) is int
         and type(eps) is float
-        and (shape := scores.shape)
-        and dim in (-1, len(shape) - 1)
-        and 0 <= k <= shape[-1]
+        and type(dim) is int
+        and dim in (-1, scores.ndim - 1)
+        and scores.ndim > 0
+        and 0 <= k <= scores.shape[-1]
         and 0.0 < eps < math.inf
         and scores.dtype in (torch.float32, torch.float64)
         and scores.numel() > 0
         and is_readable(scores)
-        and forward_ad._current_level < 0
-        and kernels.native() is not None
-    )
-
-
-def fuses(rows: Rows, k: Count) -> bool:
-    """Whether `indicator_of` can be used: on the CPU, with a derivative in the scores only."""
-    x = rows.scores
-    tensors = [value for value in (x, rows.mask, k, rows.tau) if isinstance(value, Tensor)]
-    if any(value.requires_grad for value in tensors[1:]):
-        return False
-    if is_traced(x):
-        return all(value.device.type == "cpu" for value in tensors)
-    return (
-        is_readable(*tensors)
-        and x.numel() > 0
         and forward_ad._current_level < 0
         and kernels.native() is not None
     )
@@ -67,13 +51,9 @@ def indicator_of(rows: Rows, k: Count) -> Tensor:
     if not is_traced(x):
         return indicator(x, rows.mask, k, rows.tau, rows.largest)
     refuse_forward_mode()
-    column = (*rows.batch, 1)
-    tau = rows.tau if isinstance(rows.tau, Tensor) else x.new_full((1,), rows.tau)
-    places = places_of(k, x)
+    places, tau = places_of(k, x).expand(*rows.batch, 1), column(rows.tau, x)
     # A view: Dynamo does not see that the argument of torch.func.grad requires a gradient.
-    return _TracedIndicator.apply(
-        x.view_as(x), rows.mask, places.expand(column), tau.expand(column), rows.largest
-    )
+    return _TracedIndicator.apply(x.view_as(x), rows.mask, places, tau, rows.largest)
 
 
 def indicator(
@@ -92,13 +72,13 @@ def _solve(
     if library is None:
         rows = Rows(x, mask, tau, 1.0, 2.0 * tau, -1, x.dtype, largest).canonical()
         return torch.sigmoid(logits_of(rows, k)), True
-    x = _dense(x)
+    x = dense(x)
     a = torch.empty_like(x)
     shared = library.threshold(
         x,
         None if mask is None else mask.contiguous(),
-        _per_row(k, x),
-        _per_row(tau, x),
+        per_row(k, x),
+        per_row(tau, x),
         largest,
         indicator=a,
     )
@@ -113,26 +93,13 @@ def _gradient(a: Tensor, grad: Tensor, tau: Strength, largest: bool) -> Tensor:
     if library is None:
         s = a * (1.0 - a)
         return s * (grad - _mean(s, grad)) / tau
-    return library.threshold_gradient(_dense(a), _dense(grad), _per_row(tau, a))
+    return library.threshold_gradient(dense(a), dense(grad), per_row(tau, a))
 
 
 def _mean(s: Tensor, values: Tensor) -> Tensor:
     """Mean of ``values`` with weights ``s``, 0 where these vanish: all of A is saturated there."""
     total = s.sum(-1, keepdim=True)
     return (s * values).sum(-1, keepdim=True) / torch.where(total > 0, total, 1.0)
-
-
-def _dense(x: Tensor) -> Tensor:
-    """As the kernels read it: contiguous, without a pending negation."""
-    if x.is_neg():
-        x = x.resolve_neg()
-    return x if x.is_contiguous() else x.contiguous()
-
-
-def _per_row(value: Count | Strength, x: Tensor) -> float | Tensor:
-    if not isinstance(value, Tensor):
-        return value
-    return value.to(torch.float64).expand(*x.shape[:-1], 1).contiguous()
 
 
 class _Indicator(torch.autograd.Function):

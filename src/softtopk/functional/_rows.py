@@ -192,6 +192,13 @@ def distances(x: Tensor, pivot: Tensor, places: Tensor, tau: Strength) -> tuple[
     return torch.where(decided, raw, free / row_tau), pivot
 
 
+def rank_distances(rows: Rows, k: int) -> Tensor:
+    """Distances (..., n, k) from the pivot of every rank, of rows in canonical form."""
+    x = rows.scores
+    pivots = x.detach().topk(k, dim=-1).values
+    return distances(x, pivots, torch.arange(1, k + 1, device=x.device), rows.tau)[0]
+
+
 def _nothing_decided(x: Tensor, places: Tensor, tau: Strength) -> bool:
     """Whether all scores are finite, near enough for the quotient, and 0 < k < n: a common case.
 

@@ -39,6 +39,14 @@ class Native:
             *("threshold_gradient", _ARRAY, _ARRAY, _SIZE, _SIZE, *per_row, _ARRAY, _INT)
         )
 
+        self._ranking = declare(
+            *("ranking", *scores, _SIZE, *per_row, _INT, _ARRAY, _ARRAY, _ARRAY, _ARRAY, _INT)
+        )
+        self._ranking_gradient = declare(
+            *("ranking_gradient", _ARRAY, _ARRAY, _ARRAY, _ARRAY, _ARRAY, _SIZE, _SIZE, _SIZE),
+            *(*per_row, _INT, _ARRAY, _INT),
+        )
+
     def threshold(
         self,
         x: Tensor,
@@ -71,8 +79,7 @@ class Native:
             _pointer(offset),
             torch.get_num_threads(),
         )
-        if status:
-            _check(status)
+        _check(status)
         return status == _SHARED
 
     def threshold_gradient(self, a: Tensor, grad: Tensor, tau: float | Tensor) -> Tensor:
@@ -88,8 +95,66 @@ class Native:
             grad_x.data_ptr(),
             torch.get_num_threads(),
         )
-        if status:
-            _check(status)
+        _check(status)
+        return grad_x
+
+    def ranking(
+        self, x: Tensor, mask: Tensor | None, k: int, tau: float | Tensor, largest: bool
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Solve for the thresholds between the first k ranks of the rows ``x`` (..., n).
+
+        Returns the first k columns of the plan (..., n, k), the pivots (..., k + 1) and offsets
+        (..., k) that the derivative needs, and which rows converged (...).
+        """
+        batch, n = x.shape[:-1], x.shape[-1]
+        plan, pivots = x.new_empty(*x.shape, k), x.new_empty(*batch, k + 1)
+        offsets = x.new_empty(*batch, k, dtype=torch.float64)
+        converged = x.new_empty(batch, dtype=torch.bool)
+        status = self._ranking[x.dtype](
+            x.data_ptr(),
+            _pointer(mask),
+            x.numel() // n,
+            n,
+            k,
+            *_per_row(tau),
+            largest,
+            plan.data_ptr(),
+            pivots.data_ptr(),
+            offsets.data_ptr(),
+            converged.data_ptr(),
+            torch.get_num_threads(),
+        )
+        _check(status)
+        return plan, pivots, offsets, converged
+
+    def ranking_gradient(
+        self,
+        x: Tensor,
+        mask: Tensor | None,
+        pivots: Tensor,
+        offsets: Tensor,
+        grad: Tensor,
+        tau: float | Tensor,
+        largest: bool,
+    ) -> Tensor:
+        """The derivative of the plan in the scores, times ``grad`` (..., n, k)."""
+        n, k = grad.shape[-2:]
+        grad_x = torch.empty_like(x)
+        status = self._ranking_gradient[x.dtype](
+            x.data_ptr(),
+            _pointer(mask),
+            pivots.data_ptr(),
+            offsets.data_ptr(),
+            grad.data_ptr(),
+            x.numel() // n,
+            n,
+            k,
+            *_per_row(tau),
+            largest,
+            grad_x.data_ptr(),
+            torch.get_num_threads(),
+        )
+        _check(status)
         return grad_x
 
 
