@@ -28,7 +28,7 @@ class RankSpace {
   public:
     static constexpr int64_t kBlockBytes = 1 << 15, kLongestBlock = 32 * Vector<T>::width;
 
-    T *u, *factor;                // outsiders; u * factor[d] leads from rank K - d to K - d - 1
+    T *u, *factor;  // outsiders; factor[d] u^(d + 1) is the plan of rank K - 1 - d beside that of K
     T *shift;                     // W of the gradient, in the order of `factor`
     T *upper_block, *lower_block;          // (K, block)
     T *g_block;                            // (K + 1, block)
@@ -100,11 +100,12 @@ void measure_gaps(const Ranks<T>& ranks, const RankSpace<T>& space) {
 // What all plans at the thresholds t are products of.
 template <class T>
 void place_thresholds(const Ranks<T>& ranks, const double* t, const RankSpace<T>& space) {
-    double reach = 1.0;
+    double reach = 1.0, p = 1.0;
     for (int64_t j = ranks.count - 1; j >= 0; --j) {
         space.alpha[j] = std::exp(t[j]);
         space.beta[j] = std::exp(-space.gap[j] - t[j]);
-        space.factor[ranks.count - 1 - j] = static_cast<T>(reach * space.beta[j]);
+        p *= reach * space.beta[j];
+        space.factor[ranks.count - 1 - j] = static_cast<T>(p);
         reach *= space.decay[j];
     }
 }
@@ -144,9 +145,10 @@ template <class T>
 SOFTTOPK_INLINE typename Vector<T>::V outsider_plan(typename Vector<T>::V u, const T* factor,
                                                     int64_t count, int64_t stride, T* plan) {
     using S = Vector<T>;
-    auto p = S::all(1), total = S::all(1);
+    auto power = S::all(1), total = S::all(1);
     for (int64_t d = 0; d < count; ++d) {
-        p *= u * factor[d];
+        power *= u;
+        const auto p = power * factor[d];
         store(plan + d * stride, p);
         total += p;
     }
