@@ -1,8 +1,8 @@
 """What the operators share that take scores to their result in one step, on the CPU.
 
-Where only the scores need a gradient, such an operator and its derivative are one call of the native
-library each (`softtopk.kernels`). Under compilation it is one opaque call, with or without the
-library.
+Where only the scores need a gradient, such an operator and its derivative are one call each of the
+native library (`softtopk.kernels`). Under compilation it is one opaque call, with the library or
+without.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The sorted operator in one step (`_fusion`).
 
-Its derivative is found from the scores and the thresholds by the native library, which makes the
-plan anew. Where it is to be differentiated, or traced, the plain derivative takes over (`_ranking`).
+The native library finds its derivative from the scores and the thresholds, making the plan anew.
+Where that is to be differentiated, or traced, the plain derivative takes over (`_ranking`).
 """
 
 from __future__ import annotations
