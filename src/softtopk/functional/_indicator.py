@@ -92,7 +92,7 @@ def _gradient(a: Tensor, grad: Tensor, tau: Strength, largest: bool) -> Tensor:
     library = None if differentiable else kernels.native()
     if library is None:
         s = a * (1.0 - a)
-        return s * (grad - _mean(s, grad)) / tau
+        return torch.where(s > 0.0, s * (grad - _mean(s, grad)) / tau, 0.0)
     return library.threshold_gradient(dense(a), dense(grad), per_row(tau, a))
 
 

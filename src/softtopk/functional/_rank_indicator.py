@@ -9,14 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from .. import kernels
 from ._arguments import Strength, is_readable, is_traced
 from ._autograd import batch_first, opaque, refuse_forward_mode
 from ._fusion import column, dense, per_row
-from ._ranking import pull_back, ranking_of, warn_unless_converged
+from ._ranking import ranking_of, warn_unless_converged
 from ._rows import Rows, rank_distances
 
 
@@ -27,7 +26,7 @@ def rank_indicator_of(rows: Rows, k: int) -> Tensor:
         refuse_forward_mode()
         # A view: Dynamo does not see that the argument of torch.func.grad requires a gradient.
         x, tau = x.view_as(x), column(rows.tau, x)
-        return _TracedRankIndicator.apply(x, rows.mask, k, tau, rows.largest)
+        return _TracedRankIndicator.apply(x, rows.mask, k, tau, rows.largest)[0]
     if x.requires_grad and torch.is_grad_enabled():
         return _RankIndicator.apply(x, rows.mask, k, rows.tau, rows.largest)
     return _solve(x, rows.mask, k, rows.tau, rows.largest)[0]
@@ -35,21 +34,52 @@ def rank_indicator_of(rows: Rows, k: int) -> Tensor:
 
 def _solve(
     x: Tensor, mask: Tensor | None, k: int, tau: Strength, largest: bool
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """A (..., n, k) and the thresholds of the native library, None without it."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A (..., n, k), and the thresholds of the native library: pivots (..., k + 1), offsets (..., k).
+
+    Without the library the thresholds are left undefined.
+    """
     library = kernels.native()
     if library is None:
-        return _plain(x, mask, k, tau, largest), None, None
+        a = _plain(x, mask, k, tau, largest).contiguous()
+        return a, *_thresholds(x, k)
     mask = None if mask is None else mask.contiguous()
     a, pivots, offsets, converged = library.ranking(dense(x), mask, k, per_row(tau, x), largest)
     warn_unless_converged(converged)
     return a, pivots, offsets
 
 
+def _thresholds(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    batch = x.shape[:-1]
+    return x.new_empty(*batch, k + 1), x.new_empty(*batch, k, dtype=torch.float64)
+
+
 def _plain(x: Tensor, mask: Tensor | None, k: int, tau: Strength, largest: bool) -> Tensor:
     """A (..., n, k) by plain operations, each of which can be differentiated."""
     rows = Rows(x, mask, tau, 1.0, 2.0 * tau, -1, x.dtype, largest).canonical()
     return ranking_of(rank_distances(rows, k))[..., :k]
+
+
+def _gradient(
+    x: Tensor,
+    mask: Tensor | None,
+    thresholds: tuple[Tensor, Tensor],
+    grad: Tensor,
+    tau: Strength,
+    largest: bool,
+) -> Tensor:
+    """The derivative of A in the scores, times ``grad`` (..., n, k)."""
+    differentiable = torch.is_grad_enabled() or not is_readable(x, grad)
+    library = None if differentiable else kernels.native()
+    if library is None:
+        with torch.enable_grad():
+            leaf = x if differentiable else x.detach().requires_grad_()
+            a = _plain(leaf, mask, grad.shape[-1], tau, largest)
+            return torch.autograd.grad(a, leaf, grad, create_graph=differentiable)[0]
+    mask = None if mask is None else mask.contiguous()
+    return library.ranking_gradient(
+        dense(x), mask, *thresholds, dense(grad), per_row(tau, x), largest
+    )
 
 
 class _RankIndicator(torch.autograd.Function):
@@ -62,49 +92,41 @@ class _RankIndicator(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, mask: Tensor | None, k: int, tau: Strength, largest: bool
     ) -> Tensor:
-        a, pivots, offsets = _solve(x, mask, k, tau, largest)
-        ctx.save_for_backward(x, mask, pivots, offsets)
-        ctx.k, ctx.tau, ctx.largest = k, tau, largest
+        a, *thresholds = _solve(x, mask, k, tau, largest)
+        ctx.save_for_backward(x, mask, *thresholds)
+        ctx.tau, ctx.largest = tau, largest
         return a
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, mask, pivots, offsets = ctx.saved_tensors
-        differentiable = torch.is_grad_enabled() or not is_readable(x, grad)
-        library = None if differentiable else kernels.native()
-        if library is None:
-            with torch.enable_grad():
-                a = _plain(x, mask, ctx.k, ctx.tau, ctx.largest)
-                (grad_x,) = torch.autograd.grad(a, x, grad, create_graph=differentiable)
-        else:
-            mask = None if mask is None else mask.contiguous()
-            grad_x = library.ranking_gradient(
-                dense(x), mask, pivots, offsets, dense(grad), per_row(ctx.tau, x), ctx.largest
-            )
+        x, mask, *thresholds = ctx.saved_tensors
+        grad_x = _gradient(x, mask, thresholds, grad, ctx.tau, ctx.largest)
         return grad_x, None, None, None, None
 
 
 class _TracedRankIndicator(torch.autograd.Function):
-    """The same for the compiler: the forward is one opaque call, the backward can be traced."""
+    """The same for the compiler: A (..., n, k) and the thresholds, in one opaque call each way."""
 
     @staticmethod
-    def forward(x: Tensor, mask: Tensor | None, k: int, tau: Tensor, largest: bool) -> Tensor:
+    def forward(
+        x: Tensor, mask: Tensor | None, k: int, tau: Tensor, largest: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
         if is_traced(x):
             return _sorted_soft_topk_op(x, mask, k, tau, largest)
-        return _solve(x, mask, k, tau, largest)[0]
+        return _solve(x, mask, k, tau, largest)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    def setup_context(
+        ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]
+    ) -> None:
         x, mask, _, tau, ctx.largest = inputs
-        ctx.save_for_backward(x, mask, output, tau)
+        ctx.save_for_backward(x, mask, *output[1:], tau)
+        ctx.mark_non_differentiable(*output[1:])
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, mask, a, tau = ctx.saved_tensors
-        rest = (1.0 - a.sum(-1, keepdim=True)).clamp(min=0.0)
-        grad_a = pull_back(torch.cat([a, rest], -1), F.pad(grad, (0, 1)))
-        grad_x = grad_a.sum(-1) / (tau if ctx.largest else -tau)
-        grad_x = grad_x.masked_fill(x.isinf() if mask is None else x.isinf() | ~mask, 0.0)
+    def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+        x, mask, pivots, offsets, tau = ctx.saved_tensors
+        grad_x = _sorted_soft_topk_gradient(x, mask, pivots, offsets, grad, tau, ctx.largest)
         return grad_x, None, None, None, None
 
     @staticmethod
@@ -114,7 +136,28 @@ class _TracedRankIndicator(torch.autograd.Function):
 
 _sorted_soft_topk_op = opaque(
     "softtopk::sorted_soft_topk",
-    "(Tensor scores, Tensor? mask, int k, Tensor tau, bool largest) -> Tensor",
+    "(Tensor scores, Tensor? mask, int k, Tensor tau, bool largest) -> (Tensor, Tensor, Tensor)",
     _TracedRankIndicator,
-    lambda scores, mask, k, *_: scores.new_empty(*scores.shape, k),
+    lambda scores, mask, k, *_: (scores.new_empty(*scores.shape, k), *_thresholds(scores, k)),
+)
+
+
+@torch.library.custom_op("softtopk::sorted_soft_topk_gradient", mutates_args=())
+def _sorted_soft_topk_gradient(
+    scores: Tensor,
+    mask: Tensor | None,
+    pivots: Tensor,
+    offsets: Tensor,
+    grad: Tensor,
+    tau: Tensor,
+    largest: bool,
+) -> Tensor:
+    return _gradient(scores, mask, (pivots, offsets), grad, tau, largest)
+
+
+_sorted_soft_topk_gradient.register_fake(lambda scores, *_: scores.new_empty(scores.shape))
+_sorted_soft_topk_gradient.register_vmap(
+    lambda info, in_dims, *inputs: batch_first(
+        _sorted_soft_topk_gradient, info.batch_size, in_dims, inputs
+    )
 )

@@ -102,10 +102,7 @@ def solve_offset(d: Tensor, k: Tensor) -> tuple[Tensor, int]:
         slope = (2.0 - rest_saturated - top_saturated).clamp(1.0, 2.0)
         low = torch.maximum(low, t + torch.minimum(0.5 * h, h))
         high = torch.minimum(high, t + torch.maximum(0.5 * h, h))
-        newton = t + h / slope
-        inside = (newton >= low) & (newton <= high)
-        newton = torch.where(inside, newton, 0.5 * low + 0.5 * high)
-        t = torch.where(active, newton, t)
+        t = torch.where(active, (t + h / slope).clamp(low, high), t)
         # Convergence is quadratic: a step from within the root of the precision reaches it. Far
         # below the pivot h is only known to the rounding of its own terms.
         active = active & (h.abs() > 0.25 * math.sqrt(info.eps) - 4.0 * info.eps * best)

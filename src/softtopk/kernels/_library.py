@@ -2,7 +2,8 @@
 
 The environment variable SOFTTOPK_NATIVE is read at that moment: "auto" (or unset) uses the
 library if there is one, "require" (or "1", "on") makes its absence an error, "off" (or "0") leaves
-it aside.
+it aside. "avx512", "avx2" and "baseline" require the library with this instruction set instead of
+the best that the machine has.
 """
 
 from __future__ import annotations
@@ -35,7 +36,11 @@ _WISHES = {
     "require": "require",
     "0": "off",
     "off": "off",
+    "avx512": "require",
+    "avx2": "require",
+    "baseline": "require",
 }
+_INSTRUCTION_SETS = {"avx512": "AVX-512", "avx2": "AVX2", "baseline": "baseline"}
 
 
 @dataclass(frozen=True)
@@ -127,6 +132,7 @@ def _attempt(folder: Path, value: str) -> _Outcome:
         return _Outcome(None, Status(active=False, reason=f"{VARIABLE}={value}"))
     try:
         library = _load(folder)
+        _choose(library, _INSTRUCTION_SETS.get(value.lower()))
     except _Unusable as error:
         reason = f"the native library {error}"
         if wish == "require":
@@ -137,6 +143,14 @@ def _attempt(folder: Path, value: str) -> _Outcome:
     return _Outcome(
         Native(library), Status(active=True, reason=reason, instruction_set=instruction_set)
     )
+
+
+def _choose(library: ctypes.CDLL, instruction_set: str | None) -> None:
+    if instruction_set is None:
+        return
+    library.softtopk_use_instruction_set.argtypes = [ctypes.c_char_p]
+    if not library.softtopk_use_instruction_set(instruction_set.encode("ascii")):
+        raise _Unusable(f"cannot use {instruction_set} (this machine or this build lacks it)")
 
 
 def _load(folder: Path) -> ctypes.CDLL:

@@ -10,30 +10,48 @@
 namespace softtopk {
 namespace {
 
-const InstructionSet& best() {
-    static const InstructionSet* const set = [] {
+bool has_avx512() {
 #if defined(SOFTTOPK_X86)
-        __builtin_cpu_init();
-        if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
-            __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")) {
-            return avx512();
-        }
-        if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return avx2();
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
+#else
+    return false;
 #endif
-        return baseline();
-    }();
-    return *set;
 }
+
+bool has_avx2() {
+#if defined(SOFTTOPK_X86)
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#else
+    return false;
+#endif
+}
+
+// The best instruction set of this machine, or the one of that name; null if it has none.
+const InstructionSet* find(const char* name) {
+    const auto wanted = [name](const InstructionSet* set) {
+        return set != nullptr && (name == nullptr || std::strcmp(name, set->name) == 0);
+    };
+#if defined(SOFTTOPK_X86)
+    __builtin_cpu_init();
+#endif
+    // Even its table is made by code for the instruction set.
+    if (has_avx512() && wanted(avx512())) return avx512();
+    if (has_avx2() && wanted(avx2())) return avx2();
+    return wanted(baseline()) ? baseline() : nullptr;
+}
+
+std::atomic<const InstructionSet*> current{find(nullptr)};
 
 template <class T>
 const Kernels<T>& kernels();
 template <>
 const Kernels<float>& kernels<float>() {
-    return best().f32;
+    return current.load()->f32;
 }
 template <>
 const Kernels<double>& kernels<double>() {
-    return best().f64;
+    return current.load()->f64;
 }
 
 }  // namespace
@@ -44,7 +62,14 @@ using softtopk::kernels;
 // To be raised with every change of an interface below; the loader checks it.
 SOFTTOPK_EXPORT int32_t softtopk_abi_version() { return 1; }
 
-SOFTTOPK_EXPORT const char* softtopk_instruction_set() { return softtopk::best().name; }
+SOFTTOPK_EXPORT const char* softtopk_instruction_set() { return softtopk::current.load()->name; }
+
+// Use another instruction set than the best one, to compare them. Returns whether that was possible.
+SOFTTOPK_EXPORT int32_t softtopk_use_instruction_set(const char* name) {
+    const softtopk::InstructionSet* const set = softtopk::find(name);
+    if (set != nullptr) softtopk::current = set;
+    return set != nullptr;
+}
 
 #define SOFTTOPK_INTERFACE(T, suffix)                                                             \
     SOFTTOPK_EXPORT int32_t softtopk_threshold_##suffix(                                          \

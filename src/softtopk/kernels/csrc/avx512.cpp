@@ -1,6 +1,7 @@
 #include "kernels.hpp"
 
 #if defined(SOFTTOPK_X86)
+#define SOFTTOPK_AVX512 1
 #define SOFTTOPK_VECTOR_BYTES 64
 
 // The standard headers are above: no function of theirs may be compiled for this target, since the

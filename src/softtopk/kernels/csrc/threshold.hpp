@@ -288,22 +288,21 @@ struct Tails {
     double sum_rest, sum_top;
 };
 
-// In place: list -> exp(sign * (list - pivot) / tau - shift), followed by zeros up to a whole
+// In place: list -> exp((list - origin) * rate), which is at most 1, followed by zeros up to a whole
 // vector. Returns the sum.
 template <class T>
-double exponentiate(T* list, int64_t count, T pivot, T tau, T sign, T shift, int threads,
+double exponentiate(T* list, int64_t count, T origin, T rate, int threads,
                     const Scratch<T>& scratch) {
     using S = Vector<T>;
     if (count == 0) return 0.0;
-    store(list + count, S::all(-sign * kInf<T>));
-    const T rate = sign / tau;
+    store(list + count, S::all(rate > 0 ? -kInf<T> : kInf<T>));
     each_piece(count, threads, scratch, [=](int64_t begin, int64_t end, auto& partial) {
         double sum = 0.0;
         for (int64_t i = begin; i < end;) {
             const int64_t stop = std::min(end, i + 64 * S::width);
             auto total = S::all(0);
             for (; i < stop; i += S::width) {
-                const auto v = exp_of_negative<T>((load(list + i) - pivot) * rate - shift);
+                const auto v = exp_of_negative<T>((load(list + i) - origin) * rate);
                 store(list + i, v);
                 total += v;
             }
@@ -316,9 +315,10 @@ double exponentiate(T* list, int64_t count, T pivot, T tau, T sign, T shift, int
     return sum;
 }
 
-// Collect the elements above the pivot, and those below it down to `cut`, and exponentiate.
+// Collect the elements above the pivot, and those below it down to `cut`, and exponentiate their
+// distances: from the pivot above, from `best`, the largest of the rest, below.
 template <class T>
-Tails<T> gather(const T* x, int64_t n, T pivot, T cut, T tau, T best, int threads,
+Tails<T> gather(const T* x, int64_t n, T pivot, T best, T cut, T rate, int threads,
                 const Scratch<T>& scratch) {
     using S = Vector<T>;
     T *const rest = scratch.first, *const top = scratch.second;
@@ -339,9 +339,8 @@ Tails<T> gather(const T* x, int64_t n, T pivot, T cut, T tau, T best, int thread
     Tails<T> tails{rest, top, 0, 0, 0.0, 0.0};
     tails.n_rest = join(rest, n, scratch, &Scratch<T>::Piece::first);
     tails.n_top = join(top, n, scratch, &Scratch<T>::Piece::second);
-    tails.sum_rest =
-        exponentiate(rest, tails.n_rest, pivot, tau, T(1), best, threads, scratch);
-    tails.sum_top = exponentiate(top, tails.n_top, pivot, tau, T(-1), T(0), threads, scratch);
+    tails.sum_rest = exponentiate(rest, tails.n_rest, best, rate, threads, scratch);
+    tails.sum_top = exponentiate(top, tails.n_top, pivot, -rate, threads, scratch);
     return tails;
 }
 
@@ -410,11 +409,11 @@ Root<T> solve(const T* x, int64_t n, double k, T tau, int threads, const Scratch
         return {pivot, static_cast<T>(tied_rest > 0.0 ? std::log(tied_rest / tied_top) : -kInfinity)};
     }
 
-    const bool shared = tied_rest > 0.0;
-    const T best = shared ? T(0) : std::max((order.next - pivot) * (1 / tau), T(-0.125) * Limits::max());
+    const T rate = 1 / tau, nearest = tied_rest > 0.0 ? pivot : order.next;
+    const double best = std::max((nearest - pivot) * rate, T(-0.125) * Limits::max());
     const double reach = 2.0 * std::log(2.0 * static_cast<double>(n)) - std::log(Limits::epsilon());
-    const T cut = (shared ? pivot : order.next) - static_cast<T>(reach) * tau;
-    const Tails<T> tails = gather(x, n, pivot, cut, tau, best, threads, scratch);
+    const T cut = nearest - static_cast<T>(reach) * tau;
+    const Tails<T> tails = gather(x, n, pivot, nearest, cut, rate, threads, scratch);
 
     const double tiny = Limits::min();
     const double start_rest = std::max(tails.sum_rest + tied_rest, tiny);
@@ -432,10 +431,10 @@ Root<T> solve(const T* x, int64_t n, double k, T tau, int threads, const Scratch
         low = std::max(low, t + std::min(0.5 * h, h));
         high = std::min(high, t + std::max(0.5 * h, h));
         const double halley = t + 2.0 * h * slope / (2.0 * slope * slope - h * curvature);
-        t = halley >= low && halley <= high ? halley : 0.5 * low + 0.5 * high;
+        t = std::min(high, std::max(low, halley));
         // Convergence is cubic: a step from within the root of the precision reaches it. Far below
         // the pivot h is only known to the rounding of its own terms.
-        if (!(std::abs(h) > kNear<T> - 4.0 * Limits::epsilon() * static_cast<double>(best))) break;
+        if (!(std::abs(h) > kNear<T> - 4.0 * Limits::epsilon() * best)) break;
     }
     return {pivot, std::isnan(t) ? T(0) : static_cast<T>(t)};
 }
@@ -549,7 +548,8 @@ Status gradient_of_row(const ThresholdGradientCall<T>& call, int64_t row, int th
     each_piece(call.n, threads, scratch, [=](int64_t begin, int64_t end, auto&) {
         const auto pass = [=](V v, V g) {
             const V s = v * (T(1) - v);
-            return S::select(s == S::all(0), S::all(0), s * (g - mean) * rate);
+            // No derivative in a row with a NaN, and none of 0 times infinity elsewhere.
+            return S::select(s > S::all(0), s * (g - mean) * rate, S::all(0));
         };
         int64_t i = begin;
         for (; i + S::width <= end; i += S::width) store(out + i, pass(load(a + i), load(grad + i)));

@@ -2,8 +2,8 @@
 // namespace and after SOFTTOPK_VECTOR_BYTES (the width) has been set.
 //
 // Vector<T> has as many lanes of T (float or double) as a register. GCC and Clang provide the
-// arithmetic on any machine through their vector types; with another compiler a vector is a single
-// element, and the same code runs one element at a time.
+// arithmetic on any machine through their vector types; with another compiler (or SOFTTOPK_SCALAR, to
+// try it) a vector is a single element, and the same code runs one element at a time.
 
 template <class T>
 struct Integer;
@@ -16,7 +16,7 @@ struct Integer<double> {
     using type = int64_t;
 };
 
-#if defined(__GNUC__)
+#if defined(__GNUC__) && !defined(SOFTTOPK_SCALAR)
 template <class T>
 struct Vector {
     typedef T V __attribute__((vector_size(SOFTTOPK_VECTOR_BYTES)));
@@ -77,7 +77,7 @@ SOFTTOPK_INLINE typename Vector<T>::M first_lanes(int64_t count) {
 template <class T>
 SOFTTOPK_INLINE typename Vector<T>::V load_part(const T* from, int64_t count, T fill) {
     using S = Vector<T>;
-#if SOFTTOPK_VECTOR_BYTES == 32
+#if defined(SOFTTOPK_AVX2)
     const auto mask = first_lanes<T>(count);
     typename S::V v;
     if constexpr (sizeof(T) == 4) {
@@ -95,7 +95,7 @@ SOFTTOPK_INLINE typename Vector<T>::V load_part(const T* from, int64_t count, T 
 
 template <class T>
 SOFTTOPK_INLINE void store_part(T* to, int64_t count, typename Vector<T>::V v) {
-#if SOFTTOPK_VECTOR_BYTES == 32
+#if defined(SOFTTOPK_AVX2)
     const auto mask = bit_cast<__m256i>(first_lanes<T>(count));
     if constexpr (sizeof(T) == 4) {
         _mm256_maskstore_ps(to, mask, bit_cast<__m256>(v));
@@ -146,13 +146,13 @@ SOFTTOPK_INLINE T smallest_lane(typename Vector<T>::V v) {
 // The mask as one bit per lane, lane 0 lowest.
 template <class T>
 SOFTTOPK_INLINE unsigned bits_of(typename Vector<T>::M mask) {
-#if SOFTTOPK_VECTOR_BYTES == 64
+#if defined(SOFTTOPK_AVX512)
     if constexpr (sizeof(T) == 4) {
         return _mm512_movepi32_mask(bit_cast<__m512i>(mask));
     } else {
         return _mm512_movepi64_mask(bit_cast<__m512i>(mask));
     }
-#elif SOFTTOPK_VECTOR_BYTES == 32
+#elif defined(SOFTTOPK_AVX2)
     if constexpr (sizeof(T) == 4) {
         return static_cast<unsigned>(_mm256_movemask_ps(bit_cast<__m256>(mask)));
     } else {
@@ -177,7 +177,7 @@ SOFTTOPK_INLINE int count_of(unsigned bits) {
 #endif
 }
 
-#if SOFTTOPK_VECTOR_BYTES == 32
+#if defined(SOFTTOPK_AVX2)
 // For every mask of 8 lanes the lanes that are set, in order.
 struct Compression {
     alignas(32) int32_t lanes[256][8];
@@ -198,7 +198,7 @@ constexpr Compression kCompression;
 // `to` needs room for a whole vector. Returns how many.
 template <class T>
 SOFTTOPK_INLINE int compress(T* to, typename Vector<T>::V v, unsigned bits) {
-#if SOFTTOPK_VECTOR_BYTES == 64
+#if defined(SOFTTOPK_AVX512)
     if constexpr (sizeof(T) == 4) {
         store(to, bit_cast<typename Vector<T>::V>(_mm512_maskz_compress_ps(
                       static_cast<__mmask16>(bits), bit_cast<__m512>(v))));
@@ -206,7 +206,7 @@ SOFTTOPK_INLINE int compress(T* to, typename Vector<T>::V v, unsigned bits) {
         store(to, bit_cast<typename Vector<T>::V>(_mm512_maskz_compress_pd(
                       static_cast<__mmask8>(bits), bit_cast<__m512d>(v))));
     }
-#elif SOFTTOPK_VECTOR_BYTES == 32
+#elif defined(SOFTTOPK_AVX2)
     unsigned floats = bits;
     if constexpr (sizeof(T) == 8) {  // two floats for every double
         floats = (bits & 1) * 3 | (bits & 2) * 6 | (bits & 4) * 12 | (bits & 8) * 24;

@@ -1,0 +1,266 @@
+"""The native library gives the results of the plain operations, whatever surrounds the call."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, Dataset
+
+from softtopk import kernels, log_soft_topk, soft_topk, sorted_soft_topk, topk_threshold
+
+pytestmark = pytest.mark.skipif(
+    not kernels.status().active, reason=f"no native library: {kernels.status().reason}"
+)
+TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-12}
+OPERATORS = [soft_topk, sorted_soft_topk]
+
+
+def outcome(operator, scores, k, eps, **options):
+    """The result and its gradient, in units of 1 / eps."""
+    scores = scores.clone().requires_grad_()
+    result = operator(scores, k, eps=eps, **options)
+    generator = torch.Generator().manual_seed(0)
+    grad = torch.randn(result.shape, generator=generator).to(result.dtype)
+    (slope,) = torch.autograd.grad(result, scores, grad)
+    eps = eps.unsqueeze(-1) if isinstance(eps, torch.Tensor) else eps
+    return result.detach(), slope * eps
+
+
+def assert_agreement(operator, scores, k, eps, **options):
+    """In float32 the plain gradient is itself less accurate than the tolerance: there both are
+    measured against float64."""
+    a, slope = outcome(operator, scores, k, eps, **options)
+    tolerance = TOLERANCE[scores.dtype]
+    with kernels.plain():
+        plain_a, plain_slope = outcome(operator, scores, k, eps, **options)
+        torch.testing.assert_close(a, plain_a, rtol=0, atol=tolerance, equal_nan=True)
+        truth = plain_slope.double()
+        if scores.dtype == torch.float32:
+            truth = outcome(operator, scores.double(), k, eps, **options)[1]
+    size = max(1.0, float(truth.nan_to_num().abs().max()))
+    error = float((slope - truth).nan_to_num().abs().max())
+    plain_error = float((plain_slope - truth).nan_to_num().abs().max())
+    assert error <= max(10 * tolerance * size, 2 * plain_error)
+    assert torch.equal(slope.isnan(), plain_slope.isnan())
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("temperature", [1e-6, 1e-4, 1e-2, 0.1, 1.0, 10.0, 1e4])
+@pytest.mark.parametrize(
+    ("shape", "k"),
+    [((3, 1), 1), ((2, 7), 3), ((9, 100), 9), ((3, 300), 299), ((2, 3000), 40), ((2, 9, 33), 17)],
+)
+def test_unsorted(shape, k, temperature, dtype):
+    scores = torch.randn(shape, dtype=dtype)
+    assert_agreement(soft_topk, scores, k, temperature)
+    assert_agreement(soft_topk, scores.exp().exp(), 0.7 * k, temperature)  # heavy tails
+    assert_agreement(soft_topk, scores.round(), k, temperature, largest=False)  # ties
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("temperature", [1e-6, 1e-3, 0.1, 1.0, 1e3])
+@pytest.mark.parametrize(("shape", "k"), [((3, 1), 1), ((4, 100), 9), ((2, 30), 30), ((1, 999), 5)])
+def test_sorted(shape, k, temperature, dtype):
+    scores = torch.randn(shape, dtype=dtype)
+    assert_agreement(sorted_soft_topk, scores, k, temperature)
+    assert_agreement(sorted_soft_topk, scores.round(), k, temperature, largest=False)
+
+
+numbers = st.sampled_from(
+    [0.0, -0.0, 1.0, -1.0, 1.5, 1e-3, 1e30, -1e30, 3e38, -3e38, 1e-38, math.inf, -math.inf]
+) | st.floats(-4, 4, width=32)
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+@given(data=st.data())
+def test_special_values(operator, data):
+    n = data.draw(st.integers(1, 20), "n")
+    dtype = data.draw(st.sampled_from(list(TOLERANCE)), "dtype")
+    rows = data.draw(st.lists(st.lists(numbers, min_size=n, max_size=n), min_size=1, max_size=3))
+    scores = torch.tensor(rows, dtype=dtype)
+    mask = torch.tensor(
+        data.draw(st.lists(st.lists(st.booleans(), min_size=n, max_size=n), min_size=1, max_size=1))
+    )
+    k = data.draw(st.integers(1, n), "k")
+    eps = data.draw(st.sampled_from([1e-30, 1e-4, 0.1, 1.0, 1e6, 1e30]), "eps")
+    options = {"mask": mask} if data.draw(st.booleans(), "masked") else {}
+    options["largest"] = data.draw(st.booleans(), "largest")
+    assert_agreement(operator, scores, k, eps, **options)
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_nan_stays_in_its_row(operator):
+    scores = torch.randn(3, 50)
+    scores[1, 7] = math.nan
+    scores[1, 8] = -math.inf
+    assert_agreement(operator, scores, 4, 0.3)
+
+
+def test_rows_of_their_own():
+    scores = torch.randn(5, 2, 40, dtype=torch.float64)
+    k = torch.randint(0, 41, (5, 1))
+    eps = torch.rand(5, 2, dtype=torch.float64) + 0.01
+    assert_agreement(soft_topk, scores, k, eps)
+    assert_agreement(soft_topk, scores, k * 0.9, eps, mask=scores > -0.5)
+    assert_agreement(sorted_soft_topk, scores, 6, eps, mask=scores > -0.5)
+
+
+@pytest.mark.parametrize("operator", [soft_topk, log_soft_topk, topk_threshold])
+def test_gradients_in_all_arguments(operator):
+    """Then the library solves for the threshold only."""
+
+    def gradients():
+        scores = torch.linspace(-2, 2, 60, dtype=torch.float64).sin().reshape(3, 20)
+        k = torch.tensor([2.5, 7.0, 19.0], dtype=torch.float64)
+        eps = torch.tensor(0.4, dtype=torch.float64)
+        inputs = [value.requires_grad_() for value in (scores, k, eps)]
+        result = operator(scores, k, eps=eps)
+        return [result, *torch.autograd.grad(result.square().sum(), inputs)]
+
+    native = gradients()
+    with kernels.plain():
+        plain = gradients()
+    torch.testing.assert_close(native, plain, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("n", [1000, 300_000])
+def test_the_number_of_threads_changes_nothing(operator, n):
+    """Long rows are cut into the same pieces whoever works on them."""
+    scores = torch.randn(3, n)
+    alone = outcome(operator, scores, 7, 0.2)
+    try:
+        for threads in (2, 3, 8):
+            torch.set_num_threads(threads)
+            for one, other in zip(outcome(operator, scores, 7, 0.2), alone, strict=True):
+                assert torch.equal(one, other), threads
+    finally:
+        torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_other_layouts(operator):
+    base = torch.randn(6, 40, 3)
+    for scores in (base[..., 1], base.movedim(1, 2)[::2], base[:, ::2, 0], base.mT):
+        expected = operator(scores.contiguous(), 2)
+        assert torch.equal(operator(scores, 2), expected)
+        mask = torch.ones(scores.shape[-1], dtype=torch.bool)
+        assert torch.equal(operator(scores, 2, mask=mask.expand(scores.shape)), expected)
+    pending = torch.randn(4, 9, dtype=torch.complex64).conj().imag  # a negation not carried out
+    assert pending.is_neg()
+    torch.testing.assert_close(operator(pending, 2), operator(pending.resolve_neg(), 2))
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_expanded_gradients(operator):
+    """As a sum gives them: all elements in one place."""
+    scores = torch.randn(4, 30, requires_grad=True)
+    weights = torch.randn(30).reshape(30, *[1] * (operator is sorted_soft_topk))
+    (slope,) = torch.autograd.grad((operator(scores, 3, eps=1.0) * weights).sum(), scores)
+    with kernels.plain():
+        (expected,) = torch.autograd.grad((operator(scores, 3, eps=1.0) * weights).sum(), scores)
+    torch.testing.assert_close(slope, expected)
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_a_change_in_place_is_noticed(operator):
+    scores = torch.randn(2, 10, requires_grad=True)
+    other = scores * 1.0
+    result = operator(other, 3)
+    (result if operator is soft_topk else other).mul_(2.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        result.sum().backward()
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_several_threads_at_once(operator):
+    inputs = [torch.randn(40, 500) for _ in range(6)]
+    expected = [outcome(operator, scores, 5, 0.3) for scores in inputs]
+    found: list[list] = [[] for _ in inputs]
+
+    def work(i):
+        torch.set_num_threads(2)
+        found[i] = [outcome(operator, inputs[i], 5, 0.3) for _ in range(5)]
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(inputs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    torch.set_num_threads(1)
+    for results, truth in zip(found, expected, strict=True):
+        assert len(results) == 5
+        for result in results:
+            assert all(torch.equal(one, other) for one, other in zip(result, truth, strict=True))
+
+
+class Selections(Dataset):
+    """Made in the worker processes of a loader, with threads of their own."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, i):
+        scores = torch.linspace(-3, 3, 100_000).roll(i).reshape(2, -1)
+        torch.set_num_threads(2)  # for us alone: torch's own threads do not survive a fork
+        selected = soft_topk(scores, 10, eps=0.01)
+        torch.set_num_threads(1)
+        return selected.sum(-1)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork on this system")
+def test_after_a_fork():
+    torch.set_num_threads(2)
+    try:
+        soft_topk(torch.randn(4, 100_000), 5)  # the workers of this process exist
+        loader = DataLoader(Selections(), num_workers=2, multiprocessing_context="fork", timeout=60)
+        sums = torch.cat(list(loader))
+    finally:
+        torch.set_num_threads(1)
+    torch.testing.assert_close(sums, torch.full_like(sums, 10.0), rtol=0, atol=1e-3)
+
+
+CHECK = """
+import sys, torch
+from softtopk import kernels, soft_topk, sorted_soft_topk
+if sys.argv[1].lower() not in str(kernels.status()).lower().replace("-", ""):
+    sys.exit(str(kernels.status()))
+torch.manual_seed(0)
+for dtype, tolerance in ((torch.float32, 1e-6), (torch.float64, 1e-12)):
+    for operator, n, k in ((soft_topk, 300, 7), (soft_topk, 20_001, 3000), (sorted_soft_topk, 130, 9)):
+        for eps in (1e-4, 0.1, 10.0):
+            scores = torch.randn(3, n, dtype=dtype, requires_grad=True)
+            def both():
+                a = operator(scores, k, eps=eps)
+                return a, eps * torch.autograd.grad(a, scores, torch.ones_like(a).cumsum(1) / n)[0]
+            native = both()
+            with kernels.plain():
+                plain = both()
+            torch.testing.assert_close(native[0], plain[0], rtol=0, atol=tolerance)
+            torch.testing.assert_close(native[1], plain[1], rtol=0, atol=10 * tolerance)
+"""
+
+
+@pytest.mark.parametrize("instruction_set", ["baseline", "avx2", "avx512"])
+def test_every_instruction_set(instruction_set):
+    """Those that this machine lacks say so."""
+    done = subprocess.run(
+        [sys.executable, "-c", CHECK, instruction_set],
+        env={**os.environ, "SOFTTOPK_NATIVE": instruction_set},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "this machine or this build lacks it" in done.stderr:
+        assert instruction_set != "baseline"
+        assert done.returncode == 1
+    else:
+        assert done.returncode == 0, done.stderr
