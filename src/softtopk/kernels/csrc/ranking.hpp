@@ -172,14 +172,14 @@ template <class T>
 SOFTTOPK_INLINE typename Vector<T>::V outsider_plan(typename Vector<T>::V u, const T* factor,
                                                     int64_t count, int64_t stride, T* plan) {
     using S = Vector<T>;
-    auto power = u, total = S::all(1);
+    auto power = u, total = S::all(0);
     for (int64_t d = 0; d < count; ++d) {
         const auto p = power * factor[d];
         store(plan + d * stride, p);
         total += p;
         power *= u;
     }
-    return T(1) / total;
+    return T(1) / (total + T(1));  // the 1 comes last, or every sum would round to its precision
 }
 
 // M in place of the plan, and N.
@@ -492,6 +492,17 @@ bool solve_ranks(const Ranks<T>& ranks, const RankSpace<T>& space) {
     return false;
 }
 
+// A last iteration for the last digits: a leak of many elements is known to its own rounding, and
+// the columns of the plan show it.
+template <class T>
+void touch_up(const Ranks<T>& ranks, const RankSpace<T>& space) {
+    double largest = 0.0;
+    for (int64_t j = 0; j < ranks.count; ++j) {
+        if (space.rest[j] < kInfinity) largest = std::max(largest, space.rest[j]);
+    }
+    if (largest > 1.0) sweep(ranks, space.t, space);
+}
+
 struct Census {
     int64_t finite, infinite;
     bool nan;
@@ -701,6 +712,7 @@ void ranking_of_row(const RankingCall<T>& call, int64_t row, int threads, const 
                                     pivot + census.infinite, threads, scratch, space);
     measure_gaps(ranks, space);
     call.converged[row] = solve_ranks(ranks, space);
+    touch_up(ranks, space);
     std::copy_n(space.t, ranks.count, offset + ranks.infinite);
     place_thresholds(ranks, space.t, space);
     write_plan(x, n, k, ranks, plan, space);
