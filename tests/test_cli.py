@@ -12,7 +12,7 @@ from importlib import metadata
 import pytest
 import torch
 
-from softtopk import _environment, cli
+from softtopk import _environment, cli, kernels
 
 VERSION = metadata.version("softtopk")
 
@@ -47,7 +47,7 @@ def test_info_prints_one_fact_per_line(info: dict[str, str]) -> None:
     assert info["typer"] == metadata.version("typer")
     assert int(info["CPU threads"]) >= 1
     assert info["devices"].startswith("cpu")
-    assert info["fast paths"] == "plain PyTorch operations (no native kernel in this version)"
+    assert info["kernels"] == str(kernels.status())
 
 
 def test_info_json_has_the_same_facts(info: dict[str, str]) -> None:
@@ -58,7 +58,7 @@ def test_info_json_has_the_same_facts(info: dict[str, str]) -> None:
     assert facts["torch"] == info["torch"]
     assert facts["optional"] == {name: info[name] for name in ("typer", "rich", "matplotlib")}
     assert str(facts["cpu_threads"]) == info["CPU threads"]
-    assert facts["fast_paths"] == info["fast paths"]
+    assert str(kernels.Status(**facts["native"])) == info["kernels"]
     assert ", ".join(["cpu", *facts["accelerators"]]) == info["devices"]
 
 

@@ -8,6 +8,8 @@ from importlib import metadata
 
 import torch
 
+from . import kernels
+
 OPTIONAL = {"typer": "cli", "rich": "cli", "matplotlib": "plot"}
 """The optional dependencies, each with the extra that installs it."""
 
@@ -25,7 +27,8 @@ class Environment:
     cpu_threads: int
     accelerators: tuple[str, ...]
     """Devices besides the CPU."""
-    fast_paths: str
+    native: kernels.Status
+    """Whether the operators use the native library, and why."""
 
 
 def collect() -> Environment:
@@ -38,7 +41,7 @@ def collect() -> Environment:
         optional={name: _installed(name) for name in OPTIONAL},
         cpu_threads=torch.get_num_threads(),
         accelerators=_accelerators(),
-        fast_paths="plain PyTorch operations (no native kernel in this version)",
+        native=kernels.status(),
     )
 
 

@@ -68,7 +68,7 @@ def _app() -> "typer.Typer":
     def info(
         as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     ) -> None:
-        """Print versions, devices and fast paths; add it to a report of a problem."""
+        """Print versions, devices and which kernels run; add it to a report of a problem."""
         environment = _environment.collect()
         print(json.dumps(asdict(environment), indent=2) if as_json else _describe(environment))
 
@@ -136,6 +136,6 @@ def _describe(environment: _environment.Environment) -> str:
         rows[name] = version or f"not installed (pip install 'softtopk[{extra}]')"
     rows["CPU threads"] = str(environment.cpu_threads)
     rows["devices"] = ", ".join(("cpu", *environment.accelerators))
-    rows["fast paths"] = environment.fast_paths
+    rows["kernels"] = str(environment.native)
     width = max(map(len, rows)) + 2
     return "\n".join(f"{name + ':':<{width}}{value}" for name, value in rows.items())

@@ -18,7 +18,7 @@ from softtopk import (
 from softtopk.functional import _ranking
 from softtopk.functional._operators import _rank_distances
 from softtopk.functional._ranking import solve_ranking
-from softtopk.functional._rows import canonical, distances, pivot_of, places_of
+from softtopk.functional._rows import distances, pivot_of, places_of, rows_of
 from softtopk.functional._threshold import solve_offset
 
 FAMILIES = ["normal", "uniform", "cauchy", "tied", "clustered", "logsoftmax"]
@@ -127,7 +127,7 @@ def test_sorted_steps(family, dtype):
         for seed in range(2):
             scores, spread = scores_of(family, n, dtype, seed)
             for exponent in np.arange(-4, 3.5, 0.5):
-                rows = canonical(
+                rows = rows_of(
                     scores,
                     eps=float(10**exponent * spread),
                     dim=-1,

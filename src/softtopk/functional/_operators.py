@@ -10,10 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ._arguments import Count, Strength, check_flag, check_integer_k, check_k, check_scores
+from ._indicator import fuses, indicator_of
 from ._ranking import ranking_of
-from ._rows import Rows, canonical, distances, pivot_of, places_of
+from ._rows import Rows, distances, rows_of
 from ._sinkhorn import Sinkhorn
-from ._threshold import offset_of
+from ._threshold import logits_of, threshold_of
 from ._transport import (
     indicator_by_sinkhorn,
     log_indicator_by_sinkhorn,
@@ -93,12 +94,14 @@ def soft_topk(
     rows, k = _unsorted(scores, k, eps, dim, largest, mask, normalize)
     sinkhorn = sinkhorn_setting(solver)
     if sinkhorn is not None:
-        soft = indicator_by_sinkhorn(rows, k, sinkhorn)
+        soft = indicator_by_sinkhorn(rows.canonical(), k, sinkhorn)
+    elif fuses(rows, k):
+        soft = indicator_of(rows, k)
     else:
-        soft = torch.sigmoid(_logits(rows, k))
+        soft = torch.sigmoid(logits_of(rows.canonical(), k))
     if hard:
-        soft = _straight_through(_hard_selection(rows, k), soft)
-    return soft.to(rows.dtype).movedim(-1, rows.dim)
+        soft = _straight_through(_hard_selection(rows.canonical(), k), soft)
+    return rows.restore(soft)
 
 
 def log_soft_topk(
@@ -121,15 +124,15 @@ def log_soft_topk(
     tensor([-384., -128.,   -0.])
     """
     rows, k = _unsorted(scores, k, eps, dim, largest, mask, normalize)
+    rows = rows.canonical()
     sinkhorn = sinkhorn_setting(solver)
     if sinkhorn is not None:
-        log_a = log_indicator_by_sinkhorn(rows, k, sinkhorn)
-        return log_a.to(rows.dtype).movedim(-1, rows.dim)
-    logits = _logits(rows, k)
+        return rows.restore(log_indicator_by_sinkhorn(rows, k, sinkhorn))
+    logits = logits_of(rows, k)
     # log sigmoid as a softplus, which keeps less for backward than logsigmoid. At -inf its slope
     # is 1, which would let the constant -inf move the threshold.
     log_a = torch.where(logits == -math.inf, -math.inf, -F.softplus(-logits, threshold=50.0))
-    return log_a.to(rows.dtype).movedim(-1, rows.dim)
+    return rows.restore(log_a)
 
 
 def topk_threshold(
@@ -158,11 +161,12 @@ def topk_threshold(
     tensor(1.6500)
     """
     rows, k = _unsorted(scores, k, eps, dim, largest, mask, normalize)
+    rows = rows.canonical()
     sinkhorn = sinkhorn_setting(solver)
     if sinkhorn is not None:
         threshold = threshold_by_sinkhorn(rows, k, sinkhorn)
     else:
-        pivot, offset, _ = _solve(rows, k)
+        pivot, offset, _ = threshold_of(rows, k)
         threshold = torch.where(pivot.isinf(), pivot, pivot + rows.tau * offset)
     threshold = threshold if rows.largest else -threshold
     return threshold.to(rows.dtype).squeeze(-1)
@@ -219,7 +223,7 @@ def sorted_soft_topk(
     check_flag("hard", hard)
     dim = check_scores(scores, dim)
     k = check_integer_k(k, scores.shape[dim])
-    rows = canonical(
+    rows = rows_of(
         scores,
         eps=eps,
         dim=dim,
@@ -227,7 +231,7 @@ def sorted_soft_topk(
         mask=mask,
         normalize=normalize,
         last_anchor=max(k, 1),
-    )
+    ).canonical()
     sinkhorn = sinkhorn_setting(solver)
     if k == 0:
         soft = rows.scores.new_zeros(*rows.scores.shape, 0)
@@ -237,7 +241,7 @@ def sorted_soft_topk(
         soft = ranking_of(_rank_distances(rows, k))[..., :k]
     if hard:
         soft = _straight_through(_hard_ranking(rows, k), soft)
-    return soft.to(rows.dtype).movedim(-2, rows.dim)
+    return rows.restore(soft, -2)
 
 
 def _unsorted(
@@ -249,7 +253,7 @@ def _unsorted(
     mask: Tensor | None,
     normalize: Normalize,
 ) -> tuple[Rows, Count]:
-    rows = canonical(
+    rows = rows_of(
         scores, eps=eps, dim=dim, largest=largest, mask=mask, normalize=normalize, last_anchor=1
     )
     return rows, check_k(k, rows.n, rows.batch)
@@ -264,22 +268,6 @@ def sinkhorn_setting(solver: Solver) -> Sinkhorn | None:
     if solver != "exact":
         raise ValueError(f"solver must be 'exact', 'sinkhorn' or a Sinkhorn(...), got {solver!r}")
     return None
-
-
-def _logits(rows: Rows, k: Count) -> Tensor:
-    """z (..., n) with A = sigmoid(z)."""
-    _, offset, d = _solve(rows, k)
-    return d - offset
-
-
-def _solve(rows: Rows, k: Count) -> tuple[Tensor, Tensor, Tensor]:
-    """Pivot (..., 1), offset of the threshold from it in units of tau, and distances (..., n)."""
-    x, places = rows.scores, places_of(k, rows.scores)
-    fixed_places = places.detach()
-    pivot = pivot_of(x.detach(), fixed_places if isinstance(k, Tensor) else k)
-    d, pivot = distances(x, pivot, fixed_places, rows.tau)
-    d = d.squeeze(-1)
-    return pivot, offset_of(d, places), d
 
 
 def _rank_distances(rows: Rows, k: int) -> Tensor:

@@ -1,8 +1,9 @@
-"""The canonical form every operator starts from: rows of scores whose largest elements are wanted.
+"""The form every operator starts from: rows of scores whose largest elements are wanted.
 
 Users may choose a dimension, the smallest instead of the largest, a mask, infinite scores, half
 precision, a normalised cost. All of that is settled here, once, so that the solvers see rows
-``(..., n)`` of float32 or float64 in which -inf means "takes no part" and +inf "comes first".
+``(..., n)`` of float32 or float64 in which -inf means "takes no part" and +inf "comes first". (The
+native kernels apply mask and direction themselves.)
 """
 
 from __future__ import annotations
@@ -25,10 +26,14 @@ from ._arguments import (
 )
 
 
-class Rows(NamedTuple):
-    """Scores in canonical form, with what is needed to undo it."""
+_TINY = {dtype: torch.finfo(dtype).tiny for dtype in (torch.float32, torch.float64)}
 
-    scores: Tensor  #: (..., n), float32 or float64, largest wanted, -inf where excluded
+
+class Rows(NamedTuple):
+    """The arguments that all operators share: checked, the dimension moved to the end."""
+
+    scores: Tensor  #: (..., n), float32 or float64, otherwise as given
+    mask: Tensor | None  #: (..., n)
     tau: Strength  #: temperature eps * scale / 2, a float or (..., 1)
     scale: Strength  #: divisor of the cost, 1.0 or (..., 1)
     eps: Strength  #: a float or (..., 1)
@@ -44,8 +49,22 @@ class Rows(NamedTuple):
     def batch(self) -> torch.Size:
         return self.scores.shape[:-1]
 
+    def canonical(self) -> Rows:
+        """The same with scores whose largest are wanted, -inf where the mask excludes them.
 
-def canonical(
+        ``largest`` still says what was asked for.
+        """
+        x = _masked(self.scores, self.mask, self.largest)
+        return self._replace(scores=x if self.largest else -x, mask=None)
+
+    def restore(self, result: Tensor, axis: int = -1) -> Tensor:
+        """``result`` in the dtype of the scores, ``axis`` (which stands for n) back in its place."""
+        if result.dtype is not self.dtype:
+            result = result.to(self.dtype)
+        return result if self.dim == result.ndim + axis else result.movedim(axis, self.dim)
+
+
+def rows_of(
     scores: Tensor,
     *,
     eps: Strength,
@@ -55,7 +74,7 @@ def canonical(
     normalize: str | None,
     last_anchor: int,
 ) -> Rows:
-    """Check the arguments shared by all operators and bring ``scores`` into canonical form.
+    """Check the arguments.
 
     ``last_anchor`` is the largest anchor of the transport problem, 1 for the unsorted operator
     and k for the sorted one: the normalised cost depends on it.
@@ -67,14 +86,23 @@ def canonical(
     check_mask(mask, scores)
     check_choice("normalize", normalize, (None, "row", "batch"))
 
-    x = scores
+    dtype = scores.dtype
     if mask is not None:
-        # Filling before anything else makes a masked element equal to a deleted one, NaN included.
-        x = x.masked_fill(~mask, -math.inf if largest else math.inf)
-    x = x.movedim(dim, -1).to(compute_dtype(scores.dtype))
-    scale = 1.0 if normalize is None else largest_cost(x.detach(), last_anchor, normalize)
-    tau = temperature(eps, scale, x.dtype)
-    return Rows(x if largest else -x, tau, scale, eps, dim, scores.dtype, largest)
+        mask = mask.expand(scores.shape).movedim(dim, -1)
+    if dim != scores.ndim - 1:
+        scores = scores.movedim(dim, -1)
+    if dtype is not compute_dtype(dtype):
+        scores = scores.to(compute_dtype(dtype))
+    scale: Strength = 1.0
+    if normalize is not None:
+        scale = largest_cost(_masked(scores.detach(), mask, largest), last_anchor, normalize)
+    tau = temperature(eps, scale, scores.dtype)
+    return Rows(scores, mask, tau, scale, eps, dim, dtype, largest)
+
+
+def _masked(x: Tensor, mask: Tensor | None, largest: bool) -> Tensor:
+    # Filling before anything else makes a masked element equal to a deleted one, NaN included.
+    return x if mask is None else x.masked_fill(~mask, -math.inf if largest else math.inf)
 
 
 def temperature(eps: Strength, scale: Strength, dtype: torch.dtype) -> Strength:
@@ -82,11 +110,11 @@ def temperature(eps: Strength, scale: Strength, dtype: torch.dtype) -> Strength:
 
     Below them a tie would be 0/0; the selection is hard long before.
     """
-    info = torch.finfo(dtype)
     tau = 0.5 * eps * scale
     if isinstance(tau, Tensor):
+        info = torch.finfo(dtype)
         return tau.to(dtype).clamp(info.tiny, info.max)
-    return max(tau, info.tiny)
+    return max(tau, _TINY[dtype])
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -29,11 +29,29 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ._arguments import is_readable, is_traced
+from .. import kernels
+from ._arguments import Count, is_readable, is_traced
 from ._autograd import batch_first, opaque, refuse_forward_mode
+from ._rows import Rows, distances, pivot_of, places_of
 
 #: Newton needs at most 6 steps (measured over the whole documented range, see tests).
 MAX_STEPS = 12
+
+
+def logits_of(rows: Rows, k: Count) -> Tensor:
+    """z (..., n) with A = sigmoid(z), of rows in canonical form."""
+    _, offset, d = threshold_of(rows, k)
+    return d - offset
+
+
+def threshold_of(rows: Rows, k: Count) -> tuple[Tensor, Tensor, Tensor]:
+    """Pivot (..., 1), offset of the threshold from it in units of tau, and distances (..., n)."""
+    x, places = rows.scores, places_of(k, rows.scores)
+    fixed_places = places.detach()
+    pivot = pivot_of(x.detach(), fixed_places if isinstance(k, Tensor) else k)
+    d, pivot = distances(x, pivot, fixed_places, rows.tau)
+    d = d.squeeze(-1)
+    return pivot, offset_of(d, places), d
 
 
 def offset_of(d: Tensor, k: Tensor) -> Tensor:
@@ -151,7 +169,15 @@ class _Offset(torch.autograd.Function):
 
     @staticmethod
     def forward(d: Tensor, k: Tensor) -> Tensor:
-        return _offset_op(d, k) if is_traced(d) else solve_offset(d, k)[0]
+        if is_traced(d):
+            return _offset_op(d, k)
+        library = kernels.native() if is_readable(d, k) and d.numel() else None
+        if library is None:
+            return solve_offset(d, k)[0]
+        offset = d.new_empty(*d.shape[:-1], 1)
+        places = k.to(torch.float64).contiguous()
+        kernels.threshold(library, d.contiguous(), None, places, 1.0, True, offset=offset)
+        return torch.where(offset.isfinite(), offset, 0.0)  # nothing to solve for
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:

@@ -1,0 +1,9 @@
+"""Optional fast paths behind the operators: a native library for the CPU.
+
+Without it the operators are computed by plain PyTorch operations, with the same results.
+"""
+
+from ._calls import threshold, threshold_gradient
+from ._library import Status, native, plain, status
+
+__all__ = ["Status", "native", "plain", "status", "threshold", "threshold_gradient"]

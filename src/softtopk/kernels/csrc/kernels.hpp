@@ -1,0 +1,92 @@
+// What the files of all instruction sets share: standard headers, the arguments of the kernels and
+// the table that each instruction set fills in.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <limits>
+
+#include "pool.hpp"
+
+#if defined(__x86_64__) && defined(__GNUC__)
+#define SOFTTOPK_X86 1
+#include <immintrin.h>
+#endif
+
+#if defined(__GNUC__)
+#define SOFTTOPK_INLINE __attribute__((always_inline)) inline
+#else
+#define SOFTTOPK_INLINE inline
+#endif
+
+namespace softtopk {
+
+constexpr double kInverseFactorial[] = {
+    1.0,          1.0,           1.0 / 2,       1.0 / 6,        1.0 / 24,
+    1.0 / 120,    1.0 / 720,     1.0 / 5040,    1.0 / 40320,    1.0 / 362880,
+    1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800};
+
+// One value for all rows, or one per row.
+struct PerRow {
+    double value;
+    const double* values;  // or null
+
+    double operator[](int64_t row) const { return values == nullptr ? value : values[row]; }
+};
+
+enum Status : int32_t {
+    kDone = 0,
+    kOutOfMemory = 1,
+    kShared = 2,  // done, and infinite scores share places in some row
+};
+
+// Arrays are contiguous, (rows, n) or (rows); a null array is not read or not written.
+template <class T>
+struct ThresholdCall {
+    const T* x;
+    const uint8_t* mask;  // (rows, n): nonzero takes part
+    int64_t rows, n;
+    PerRow k, tau;
+    bool largest;
+    T *a, *pivot, *offset;
+    int threads;
+};
+
+template <class T>
+struct ThresholdGradientCall {
+    const T *a, *grad;
+    int64_t rows, n;
+    PerRow tau;
+    T* grad_x;
+    int threads;
+};
+
+template <class T>
+struct Kernels {
+    Status (*threshold)(const ThresholdCall<T>&);
+    Status (*threshold_gradient)(const ThresholdGradientCall<T>&);
+};
+
+struct InstructionSet {
+    const char* name;
+    Kernels<float> f32;
+    Kernels<double> f64;
+};
+
+// Null where it has not been compiled in.
+const InstructionSet* baseline();
+const InstructionSet* avx2();
+const InstructionSet* avx512();
+
+// Passes over a long row go in pieces of this many elements: small enough for a cache, the unit of
+// work of a thread, and always the same, so that a sum does not depend on the number of threads.
+constexpr int64_t kPiece = 8192;
+
+inline int64_t pieces(int64_t n) { return (n + kPiece - 1) / kPiece; }
+
+}  // namespace softtopk

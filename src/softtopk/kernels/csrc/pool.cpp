@@ -1,0 +1,129 @@
+#include "pool.hpp"
+
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <new>
+#include <system_error>
+#include <thread>
+
+#if !defined(_WIN32)
+#include <pthread.h>
+#endif
+
+namespace softtopk {
+namespace {
+
+struct Job {
+    void (*function)(void*, int64_t);
+    void* context;
+    int64_t count;
+    int helpers;  // workers with a lower number take part
+    std::atomic<int64_t> next{0};
+
+    void work() {
+        for (int64_t i = next.fetch_add(1); i < count; i = next.fetch_add(1)) function(context, i);
+    }
+};
+
+inline void relax() {
+#if defined(__GNUC__) && (defined(__x86_64__) || defined(__i386__))
+    __builtin_ia32_pause();
+#else
+    std::this_thread::yield();
+#endif
+}
+
+// A worker looks out for the next call for some ten microseconds before it goes to sleep, since
+// calls often follow each other closely (forward, backward) and waking takes longer than a short
+// call. It never holds up the caller: who has not begun when the tasks run out is not waited for.
+class Pool {
+  public:
+    void run(Job& job) {
+        std::unique_lock<std::mutex> mine(in_use_, std::try_to_lock);
+        if (!mine.owns_lock()) return job.work();
+        {
+            std::lock_guard<std::mutex> lock(mutex_);
+            start_workers(job.helpers);
+            job_ = &job;
+            generation_.fetch_add(1, std::memory_order_release);
+        }
+        wake_.notify_all();
+        job.work();
+        std::unique_lock<std::mutex> lock(mutex_);
+        job_ = nullptr;
+        while (inside_ > 0) {
+            for (int i = 0; i < kSpins && inside_ > 0; ++i) {
+                lock.unlock();
+                relax();
+                lock.lock();
+            }
+            if (inside_ > 0) done_.wait(lock);
+        }
+    }
+
+  private:
+    static constexpr int kSpins = 400;
+
+    void start_workers(int wanted) {
+        for (; workers_ < wanted; ++workers_) {
+            try {
+                std::thread(&Pool::serve, this, workers_, generation_.load()).detach();
+            } catch (const std::system_error&) {
+                return;  // the system allows no more: go on with fewer
+            }
+        }
+    }
+
+    void serve(int number, uint64_t seen) {
+        for (;;) {
+            for (int i = 0; i < kSpins && generation_.load(std::memory_order_acquire) == seen; ++i) {
+                relax();
+            }
+            std::unique_lock<std::mutex> lock(mutex_);
+            wake_.wait(lock, [&] { return generation_.load() != seen; });
+            seen = generation_.load();
+            Job* job = job_;
+            if (job == nullptr || number >= job->helpers) continue;
+            ++inside_;
+            lock.unlock();
+            job->work();
+            lock.lock();
+            if (--inside_ == 0) done_.notify_one();
+        }
+    }
+
+    std::mutex in_use_, mutex_;
+    std::condition_variable wake_, done_;
+    std::atomic<uint64_t> generation_{0};
+    Job* job_ = nullptr;
+    int workers_ = 0, inside_ = 0;
+};
+
+// Never destroyed: at exit and in a forked child its threads may be gone or still waiting.
+std::atomic<Pool*> current{nullptr};
+
+Pool* pool() {
+    static std::once_flag once;
+    std::call_once(once, [] {
+        current = new Pool;
+#if !defined(_WIN32)
+        // The workers do not exist in a forked child, and its copies of their locks may be held.
+        pthread_atfork(nullptr, nullptr, [] { current = new Pool; });
+#endif
+    });
+    return current;
+}
+
+}  // namespace
+
+void run(int64_t count, int threads, void (*function)(void*, int64_t), void* context) {
+    Job job;
+    job.function = function;
+    job.context = context;
+    job.count = count;
+    job.helpers = static_cast<int>(count < threads ? count : threads) - 1;
+    pool()->run(job);
+}
+
+}  // namespace softtopk

@@ -1,0 +1,10 @@
+// The kernels of one instruction set. Included last in its file.
+
+template <class T>
+Kernels<T> kernels() {
+    return {threshold<T>, threshold_gradient<T>};
+}
+
+inline InstructionSet table(const char* name) {
+    return {name, kernels<float>(), kernels<double>()};
+}

@@ -1,0 +1,550 @@
+// The unsorted operator: one threshold per row, by Newton's method on the logarithm of a ratio of
+// leaks. functional/_threshold.py has the derivation. Included once in each instruction set's file,
+// after vector.hpp.
+//
+// The work of a row, in passes over it:
+//   1. guess a bracket of the pivot from a sample, collect what is inside, select there (`order_of`)
+//   2. collect the elements that matter to rounding (`gather`); Newton's steps see only those
+//   3. write A
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+template <class T>
+constexpr T kInf = std::numeric_limits<T>::infinity();
+
+// What a row needs beside its result: O(n), and room to write a whole vector at the end of a list.
+template <class T>
+class Scratch {
+  public:
+    T *first, *second, *row;
+
+    Scratch(int64_t n, bool with_row) {
+        const int64_t length = n + Vector<T>::width;
+        memory_ = std::malloc(static_cast<size_t>(length * (with_row ? 3 : 2)) * sizeof(T) +
+                              static_cast<size_t>(pieces(n)) * sizeof(Piece));
+        first = static_cast<T*>(memory_);
+        second = first + length;
+        row = second + length;
+        piece_ = reinterpret_cast<Piece*>(with_row ? row + length : row);
+    }
+    Scratch(const Scratch&) = delete;
+    Scratch& operator=(const Scratch&) = delete;
+    ~Scratch() { std::free(memory_); }
+
+    explicit operator bool() const { return memory_ != nullptr; }
+
+    // The partial result of each piece of a pass.
+    struct Piece {
+        double sum, square;
+        int64_t first, second;
+        bool nan;
+    };
+    Piece& piece(int64_t i) const { return piece_[i]; }
+
+  private:
+    void* memory_;
+    Piece* piece_;
+};
+
+// body(begin, end, partial) for every piece of [0, n); the partials are then in `scratch`.
+template <class T, class Body>
+SOFTTOPK_INLINE void each_piece(int64_t n, int threads, const Scratch<T>& scratch, Body body) {
+    if (n <= kPiece) return body(int64_t{0}, n, scratch.piece(0));
+    each(pieces(n), threads, [&](int64_t i) {
+        body(i * kPiece, std::min(n, (i + 1) * kPiece), scratch.piece(i));
+    });
+}
+
+// Move the lists that the pieces left at the beginning of their places together.
+template <class T>
+int64_t join(T* list, int64_t n, const Scratch<T>& scratch,
+             int64_t Scratch<T>::Piece::*count) {
+    int64_t total = scratch.piece(0).*count;
+    for (int64_t i = 1; i < pieces(n); ++i) {
+        const int64_t more = scratch.piece(i).*count;
+        std::memmove(list + total, list + i * kPiece, static_cast<size_t>(more) * sizeof(T));
+        total += more;
+    }
+    return total;
+}
+
+// A list in registers or near them, padded with NaN, which is in no relation to anything.
+template <class T>
+class ShortList {
+  public:
+    static constexpr int64_t longest = 64;
+
+    ShortList(const T* list, int64_t count) {
+        using S = Vector<T>;
+        for (int64_t i = 0; i < count; i += S::width) {
+            vectors_[size_++] = i + S::width <= count
+                                    ? load(list + i)
+                                    : load_part(list + i, count - i, std::numeric_limits<T>::quiet_NaN());
+        }
+    }
+    int above(T value) const {
+        int count = 0;
+        for (int i = 0; i < size_; ++i) count += count_of(bits_of<T>(vectors_[i] > Vector<T>::all(value)));
+        return count;
+    }
+    int tied(T value) const {
+        int count = 0;
+        for (int i = 0; i < size_; ++i) count += count_of(bits_of<T>(vectors_[i] == Vector<T>::all(value)));
+        return count;
+    }
+
+  private:
+    typename Vector<T>::V vectors_[longest / Vector<T>::width];
+    int size_ = 0;
+};
+
+// The element of the given rank (1 is the largest) in a list, which may be put in another order.
+template <class T>
+T select(T* list, int64_t count, int64_t rank) {
+    if (count > ShortList<T>::longest) {
+        std::nth_element(list, list + (rank - 1), list + count, std::greater<T>());
+        return list[rank - 1];
+    }
+    const ShortList<T> all(list, count);
+    for (int64_t i = 0; i < count; ++i) {
+        const int above = all.above(list[i]);
+        if (above < rank && rank <= above + all.tied(list[i])) return list[i];
+    }
+    return std::numeric_limits<T>::quiet_NaN();  // there is one in the list
+}
+
+template <class T>
+struct Bracket {
+    T low, high;
+};
+
+// Where the element of the given rank is likely to be, and its successor too: three standard
+// deviations around its place in a sample. `caution` widens the bracket after a miss.
+template <class T>
+Bracket<T> guess(const T* list, int64_t count, int64_t rank, int caution) {
+    constexpr int kMostSamples = 1024;
+    if (count <= ShortList<T>::longest || caution > 4) return {-kInf<T>, kInf<T>};
+    T sample[kMostSamples];
+    const auto size = std::min<int64_t>(kMostSamples, 2 * static_cast<int64_t>(std::sqrt(count)));
+    const int64_t stride = count / size;
+    uint32_t random = 12345;  // one element out of every stretch, so that no pattern misleads
+    for (int64_t i = 0; i < size; ++i) {
+        random = random * 1664525u + 1013904223u;
+        sample[i] = list[i * stride + (static_cast<int64_t>(random >> 8) * stride >> 24)];
+    }
+    const double share = static_cast<double>(rank) / static_cast<double>(count);
+    const double place = share * static_cast<double>(size);
+    const double margin = (3.0 * std::sqrt(place * (1.0 - share)) + 2.0) * (1 << caution);
+    const auto low = static_cast<int64_t>(place + margin) + 1;
+    const auto high = static_cast<int64_t>(place - margin);
+    return {low > size ? -kInf<T> : select(sample, size, low),
+            high < 1 ? kInf<T> : select(sample, size, high)};
+}
+
+// The element of a rank among its neighbours.
+template <class T>
+struct Order {
+    T pivot;
+    T next;  // the largest element below the pivot, -inf if there is none
+    int64_t above, tied;
+};
+
+template <class T>
+struct Collected {
+    int64_t above, inside;
+    bool nan;
+};
+
+// Copy the elements within the bracket to `to`, and count those above it.
+template <class T>
+Collected<T> collect(const T* list, int64_t count, Bracket<T> bracket, T* to, int threads,
+                     const Scratch<T>& scratch) {
+    using S = Vector<T>;
+    const auto low = S::all(bracket.low), high = S::all(bracket.high);
+    each_piece(count, threads, scratch, [=](int64_t begin, int64_t end, auto& partial) {
+        T* out = to + begin;
+        int64_t above = 0;
+        typename S::M unordered{};
+        const auto take = [&](typename S::V v) {
+            // No branch: it would be mispredicted at every other element that is inside.
+            unordered |= v != v;
+            above += count_of(bits_of<T>(v > high));
+            out += compress(out, v, bits_of<T>((v >= low) & (v <= high)));
+        };
+        int64_t i = begin;
+        for (; i + S::width <= end; i += S::width) take(load(list + i));
+        if (i < end) {
+            take(load_part(list + i, end - i, -kInf<T>));
+            if (bracket.low == -kInf<T>) out -= S::width - (end - i);  // the filling is inside
+        }
+        partial.first = out - (to + begin);
+        partial.second = above;
+        partial.nan = bits_of<T>(unordered) != 0;
+    });
+    Collected<T> all{0, 0, false};
+    for (int64_t i = 0; i < pieces(count); ++i) {
+        all.above += scratch.piece(i).second;
+        all.nan |= scratch.piece(i).nan;
+    }
+    all.inside = join(to, count, scratch, &Scratch<T>::Piece::first);
+    return all;
+}
+
+template <class T>
+Order<T> around(T pivot, const T* list, int64_t count, int64_t above) {
+    using S = Vector<T>;
+    const auto middle = S::all(pivot);
+    auto next = S::all(-kInf<T>);
+    int64_t tied = 0;
+    for (int64_t i = 0; i < count; i += S::width) {
+        const auto v = i + S::width <= count ? load(list + i) : load_part(list + i, count - i, -kInf<T>);
+        above += count_of(bits_of<T>(v > middle));
+        tied += count_of(bits_of<T>(v == middle));
+        next = S::select((v < middle) & (v > next), v, next);
+    }
+    return {pivot, largest_lane<T>(next), above, tied};
+}
+
+template <class T>
+Order<T> order_of(const T* x, int64_t n, int64_t rank, int threads, const Scratch<T>& scratch) {
+    const T* list = x;
+    T* to = scratch.first;
+    int64_t count = n, above = 0;
+    for (int caution = 0; list == x || count > ShortList<T>::longest;) {
+        const Bracket<T> bracket = guess(list, count, rank - above, caution);
+        const Collected<T> found = collect(list, count, bracket, to, threads, scratch);
+        if (found.nan) return {std::numeric_limits<T>::quiet_NaN(), 0, 0, 0};
+        const int64_t place = rank - above - found.above;
+        const bool open = bracket.low == -kInf<T>;
+        if (place < 1 || place + (open ? 0 : 1) > found.inside) {
+            ++caution;
+            continue;
+        }
+        const bool slow = 2 * found.inside > count;
+        list = to;
+        to = to == scratch.first ? scratch.second : scratch.first;
+        count = found.inside;
+        above += found.above;
+        caution = 0;
+        if (slow) break;  // ties, or a strange distribution
+    }
+    T* rest = to == scratch.first ? scratch.second : scratch.first;
+    const T pivot = select(rest, count, rank - above);
+    return around(pivot, rest, count, above);
+}
+
+// The lists e = exp(-distance) of a row: `rest` below the pivot, `top` above.
+template <class T>
+struct Tails {
+    T *rest, *top;
+    int64_t n_rest, n_top;
+    double sum_rest, sum_top;
+};
+
+// In place: list -> exp(sign * (list - pivot) / tau - shift), followed by zeros up to a whole
+// vector. Returns the sum.
+template <class T>
+double exponentiate(T* list, int64_t count, T pivot, T tau, T sign, T shift, int threads,
+                    const Scratch<T>& scratch) {
+    using S = Vector<T>;
+    if (count == 0) return 0.0;
+    const T rate = sign / tau;
+    each_piece(count, threads, scratch, [=](int64_t begin, int64_t end, auto& partial) {
+        double sum = 0.0;
+        for (int64_t i = begin; i < end;) {
+            const int64_t stop = std::min(end, i + 64 * S::width);
+            auto total = S::all(0);
+            for (; i < stop; i += S::width) {
+                auto v = i + S::width <= end ? load(list + i) : load_part(list + i, end - i, -sign * kInf<T>);
+                v = exp_of_negative<T>((v - pivot) * rate - shift);
+                store(list + i, v);
+                total += v;
+            }
+            sum += sum_of_lanes<T>(total);
+        }
+        partial.sum = sum;
+    });
+    double sum = 0.0;
+    for (int64_t i = 0; i < pieces(count); ++i) sum += scratch.piece(i).sum;
+    return sum;
+}
+
+// Collect the elements above the pivot, and those below it down to `cut`, and exponentiate.
+template <class T>
+Tails<T> gather(const T* x, int64_t n, T pivot, T cut, T tau, T best, int threads,
+                const Scratch<T>& scratch) {
+    using S = Vector<T>;
+    T *const rest = scratch.first, *const top = scratch.second;
+    each_piece(n, threads, scratch, [=](int64_t begin, int64_t end, auto& partial) {
+        const auto low = S::all(cut), middle = S::all(pivot);
+        T *to_rest = rest + begin, *to_top = top + begin;
+        const auto take = [&](typename S::V v) {
+            const unsigned above = bits_of<T>(v > middle);
+            to_rest += compress(to_rest, v, bits_of<T>((v >= low) & (v < middle)));
+            if (above != 0) to_top += compress(to_top, v, above);
+        };
+        int64_t i = begin;
+        for (; i + S::width <= end; i += S::width) take(load(x + i));
+        if (i < end) take(load_part(x + i, end - i, -kInf<T>));  // exp will make 0 of the filling
+        partial.first = to_rest - (rest + begin);
+        partial.second = to_top - (top + begin);
+    });
+    Tails<T> tails{rest, top, 0, 0, 0.0, 0.0};
+    tails.n_rest = join(rest, n, scratch, &Scratch<T>::Piece::first);
+    tails.n_top = join(top, n, scratch, &Scratch<T>::Piece::second);
+    tails.sum_rest =
+        exponentiate(rest, tails.n_rest, pivot, tau, T(1), best, threads, scratch);
+    tails.sum_top = exponentiate(top, tails.n_top, pivot, tau, T(-1), T(0), threads, scratch);
+    return tails;
+}
+
+struct Leak {
+    double total;      // sum of e / (1 + c e)
+    double saturated;  // the part of c e in it that has saturated
+};
+
+template <class T>
+Leak leak(const T* e, int64_t count, double tied, double log_c, int threads,
+          const Scratch<T>& scratch) {
+    using S = Vector<T>;
+    const double c = std::exp(std::min(log_c, std::log(std::numeric_limits<T>::max()) - 1.0));
+    const T factor = static_cast<T>(c);
+    each_piece(count, threads, scratch, [=](int64_t begin, int64_t end, auto& partial) {
+        partial.sum = partial.square = 0.0;
+        for (int64_t i = begin; i < end;) {
+            const int64_t stop = std::min(end, i + 64 * S::width);
+            auto sum = S::all(0), square = S::all(0);
+            for (; i < stop; i += S::width) {
+                const auto v = load(e + i);
+                const auto r = v / (v * factor + T(1));
+                sum += r;
+                square += r * r;
+            }
+            partial.sum += sum_of_lanes<T>(sum);
+            partial.square += sum_of_lanes<T>(square);
+        }
+    });
+    const double r_tied = 1.0 / (1.0 + c);
+    double sum = tied * r_tied, square = tied * r_tied * r_tied;
+    for (int64_t i = 0; i < pieces(count); ++i) {
+        sum += scratch.piece(i).sum;
+        square += scratch.piece(i).square;
+    }
+    sum = std::max(sum, static_cast<double>(std::numeric_limits<T>::min()));
+    return {sum, c * square / sum};
+}
+
+template <class T>
+struct Root {
+    T pivot, offset;
+};
+
+// The threshold of a row is pivot + tau * offset. The pivot is -inf where everything that takes part
+// is selected, +inf where nothing is or where infinite scores share the places, NaN where there is
+// a NaN.
+template <class T>
+Root<T> solve(const T* x, int64_t n, double k, T tau, int threads, const Scratch<T>& scratch) {
+    using Limits = std::numeric_limits<T>;
+    const auto rank = static_cast<int64_t>(std::min<double>(std::max(std::ceil(k), 1.0), n));
+    const Order<T> order = order_of(x, n, rank, threads, scratch);
+    const T pivot = order.pivot;
+    const double tied_top = k - static_cast<double>(order.above);
+    const double tied_rest = static_cast<double>(order.tied) - tied_top;
+    if (std::isnan(pivot)) return {pivot, 0};
+    if (k <= 0.0) return {kInf<T>, kInf<T>};
+    if (pivot == -kInf<T> || (order.next == -kInf<T> && tied_rest <= 0.0)) return {-kInf<T>, 0};
+    if (pivot == kInf<T>) {
+        return {pivot, static_cast<T>(tied_rest > 0.0 ? std::log(tied_rest / tied_top) : -kInfinity)};
+    }
+
+    const bool shared = tied_rest > 0.0;
+    const T best = shared ? T(0) : std::max((order.next - pivot) * (1 / tau), T(-0.125) * Limits::max());
+    const double reach = 2.0 * std::log(2.0 * static_cast<double>(n)) - std::log(Limits::epsilon());
+    const T cut = (shared ? pivot : order.next) - static_cast<T>(reach) * tau;
+    const Tails<T> tails = gather(x, n, pivot, cut, tau, best, threads, scratch);
+
+    const double tiny = Limits::min(), near = 0.25 * std::sqrt(Limits::epsilon()) -
+                                              4.0 * Limits::epsilon() * static_cast<double>(best);
+    const double start_rest = std::max(tails.sum_rest + tied_rest, tiny);
+    const double start_top = std::max(tails.sum_top + tied_top, tiny);
+    double t = 0.5 * (best + std::log(start_rest / start_top));
+    double low = -kInfinity, high = kInfinity;
+    for (int step = 0; step < 12; ++step) {
+        const Leak rest = leak(tails.rest, tails.n_rest, tied_rest, best - t, threads, scratch);
+        const Leak top = leak(tails.top, tails.n_top, tied_top, t, threads, scratch);
+        const double h = (best - t) - t + std::log(rest.total / top.total);
+        const double slope = std::min(std::max(2.0 - rest.saturated - top.saturated, 1.0), 2.0);
+        low = std::max(low, t + std::min(0.5 * h, h));
+        high = std::min(high, t + std::max(0.5 * h, h));
+        const double newton = t + h / slope;
+        t = newton >= low && newton <= high ? newton : 0.5 * low + 0.5 * high;
+        if (!(std::abs(h) > near)) break;
+    }
+    return {pivot, std::isnan(t) ? T(0) : static_cast<T>(t)};
+}
+
+// A of a row whose threshold is finite: sigmoid((x - pivot) / tau - offset).
+template <class T>
+void indicator(const T* x, int64_t n, Root<T> root, T tau, T* a, int threads,
+               const Scratch<T>& scratch) {
+    using S = Vector<T>;
+    using V = typename S::V;
+    const T rate = 1 / tau;
+    each_piece(n, threads, scratch, [=](int64_t begin, int64_t end, auto&) {
+        const auto sigmoid = [=](V v) {
+            const V z = (v - root.pivot) * rate - root.offset;
+            if (bits_of<T>(z >= S::all(ExpConstants<T>::lowest)) == 0) return S::all(0);
+            const V e = exp_of_negative<T>(negative_of<T>(z));
+            return S::select(z < S::all(0), e, S::all(1)) / (e + T(1));
+        };
+        int64_t i = begin;
+        for (; i + S::width <= end; i += S::width) store(a + i, sigmoid(load(x + i)));
+        if (i < end) store_part(a + i, end - i, sigmoid(load_part(x + i, end - i, T(0))));
+    });
+}
+
+// A of a row whose threshold is infinite or NaN.
+template <class T>
+void decided(const T* x, int64_t n, Root<T> root, T* a) {
+    const T shared = 1 / (1 + std::exp(root.offset));
+    for (int64_t i = 0; i < n; ++i) {
+        if (x[i] == -kInf<T>) {
+            a[i] = 0;
+        } else if (root.pivot == kInf<T>) {
+            a[i] = x[i] == kInf<T> ? shared : T(0);
+        } else {
+            a[i] = std::isnan(root.pivot) ? root.pivot : T(1);
+        }
+    }
+}
+
+// The row as the solver wants it: largest selected, -inf where it takes no part.
+template <class T>
+const T* canonical(const ThresholdCall<T>& call, int64_t row, const Scratch<T>& scratch,
+                   int threads) {
+    const T* x = call.x + row * call.n;
+    if (call.largest && call.mask == nullptr) return x;
+    const uint8_t* mask = call.mask == nullptr ? nullptr : call.mask + row * call.n;
+    const T sign = call.largest ? T(1) : T(-1);
+    T* to = scratch.row;
+    each_piece(call.n, threads, scratch, [=](int64_t begin, int64_t end, auto&) {
+        for (int64_t i = begin; i < end; ++i) {
+            to[i] = mask == nullptr || mask[i] != 0 ? sign * x[i] : -kInf<T>;
+        }
+    });
+    return to;
+}
+
+template <class T>
+Status threshold_of_row(const ThresholdCall<T>& call, int64_t row, int threads,
+                      const Scratch<T>& scratch) {
+    const T tau = static_cast<T>(call.tau[row]);
+    const T* x = canonical(call, row, scratch, threads);
+    const Root<T> root = solve(x, call.n, call.k[row], tau, threads, scratch);
+    if (call.pivot != nullptr) call.pivot[row] = root.pivot;
+    if (call.offset != nullptr) call.offset[row] = root.offset;
+    const bool shared = root.pivot == kInf<T> && std::isfinite(root.offset);
+    if (call.a == nullptr) return shared ? kShared : kDone;
+    T* a = call.a + row * call.n;
+    if (std::isfinite(root.pivot)) {
+        indicator(x, call.n, root, tau, a, threads, scratch);
+    } else {
+        decided(x, call.n, root, a);
+    }
+    return shared ? kShared : kDone;
+}
+
+// g_x = s (g - sum(s g) / sum(s)) / tau with s = A (1 - A).
+template <class T>
+Status gradient_of_row(const ThresholdGradientCall<T>& call, int64_t row, int threads,
+                     const Scratch<T>& scratch) {
+    using S = Vector<T>;
+    using V = typename S::V;
+    const T *a = call.a + row * call.n, *grad = call.grad + row * call.n;
+    T* out = call.grad_x + row * call.n;
+    each_piece(call.n, threads, scratch, [=](int64_t begin, int64_t end, auto& partial) {
+        partial.sum = partial.square = 0.0;
+        for (int64_t i = begin; i < end;) {
+            const int64_t stop = std::min(end, i + 64 * S::width);
+            V slope = S::all(0), pull = S::all(0);
+            for (; i + S::width <= stop; i += S::width) {
+                const V v = load(a + i), s = v * (T(1) - v);
+                slope += s;
+                pull += s * load(grad + i);
+            }
+            if (i < stop) {
+                const V v = load_part(a + i, stop - i, T(0)), s = v * (T(1) - v);
+                slope += s;
+                pull += s * load_part(grad + i, stop - i, T(0));
+                i = stop;
+            }
+            partial.sum += sum_of_lanes<T>(slope);
+            partial.square += sum_of_lanes<T>(pull);
+        }
+    });
+    double slope = 0.0, pull = 0.0;
+    for (int64_t i = 0; i < pieces(call.n); ++i) {
+        slope += scratch.piece(i).sum;
+        pull += scratch.piece(i).square;
+    }
+    const T mean = slope == 0.0 ? T(0) : static_cast<T>(pull / slope);
+    const T rate = 1 / static_cast<T>(call.tau[row]);
+    each_piece(call.n, threads, scratch, [=](int64_t begin, int64_t end, auto&) {
+        const auto pass = [=](V v, V g) {
+            const V s = v * (T(1) - v);
+            return S::select(s == S::all(0), S::all(0), s * (g - mean) * rate);
+        };
+        int64_t i = begin;
+        for (; i + S::width <= end; i += S::width) store(out + i, pass(load(a + i), load(grad + i)));
+        if (i < end) {
+            store_part(out + i, end - i,
+                       pass(load_part(a + i, end - i, T(0)), load_part(grad + i, end - i, T(0))));
+        }
+    });
+    return kDone;
+}
+
+// Rows side by side when there are enough of them for all threads, else the threads share a row.
+template <class T, class Body>
+Status each_row(int64_t rows, int64_t n, int threads, bool with_row, Body body) {
+    constexpr int64_t kWorthAThread = 4096, kLongRow = 1 << 18;
+    threads = static_cast<int>(
+        std::min<int64_t>(threads, std::max<int64_t>(1, rows * n / kWorthAThread)));
+    std::atomic<int32_t> status{kDone};
+    const auto block = [&](int64_t begin, int64_t end, int threads_per_row) {
+        const Scratch<T> scratch(n, with_row);
+        if (!scratch) {
+            status = kOutOfMemory;
+            return;
+        }
+        for (int64_t row = begin; row < end; ++row) {
+            const int32_t outcome = body(row, threads_per_row, scratch);
+            int32_t expected = kDone;
+            if (outcome != kDone) status.compare_exchange_strong(expected, outcome);
+        }
+    };
+    if (threads == 1 || rows < threads || n >= kLongRow) {
+        block(0, rows, threads);
+    } else {
+        const int64_t size = std::max<int64_t>(1, rows / (threads * 8));
+        each((rows + size - 1) / size, threads,
+             [&](int64_t i) { block(i * size, std::min(rows, (i + 1) * size), 1); });
+    }
+    return static_cast<Status>(status.load());
+}
+
+template <class T>
+Status threshold(const ThresholdCall<T>& call) {
+    return each_row<T>(call.rows, call.n, call.threads, !call.largest || call.mask != nullptr,
+                       [&](int64_t row, int threads, const Scratch<T>& scratch) {
+                           return threshold_of_row(call, row, threads, scratch);
+                       });
+}
+
+template <class T>
+Status threshold_gradient(const ThresholdGradientCall<T>& call) {
+    return each_row<T>(call.rows, call.n, call.threads, false,
+                       [&](int64_t row, int threads, const Scratch<T>& scratch) {
+                           return gradient_of_row(call, row, threads, scratch);
+                       });
+}
