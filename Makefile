@@ -4,7 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Written last, inside the environment: an interrupted set-up leaves none and starts afresh.
 STAMP := $(VENV)/.complete
+# The same for the peers of the benchmark, which nothing else needs.
+PEERS := $(VENV)/.peers
 OUT ?= runs/demo
+BENCH ?= --preset full
 
 # Running it, not looking it up: a version manager's shim can be there and lead nowhere.
 ifndef PYTHON
@@ -36,8 +39,8 @@ format: $(STAMP)  ## Format the code and apply the safe lint fixes.
 	@$(BIN)/ruff check --fix --exit-zero --quiet .
 	@$(BIN)/ruff format .
 
-bench: $(STAMP)  ## Time the exact solver against Sinkhorn.
-	@$(BIN)/python benchmarks/exact_vs_sinkhorn.py
+bench: $(PEERS)  ## Compare with every peer, about 15 minutes (BENCH='--preset quick' for 2).
+	@$(BIN)/softtopk bench $(BENCH)
 
 clean:  ## Remove the environment, caches and build outputs; runs/ stays.
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -55,3 +58,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 	@echo "Set-up done."
+
+$(PEERS): $(STAMP)
+	@echo "Installing the peers of the benchmark."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	@touch $@

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 import softtopk
+from softtopk import _environment
 
 from ._cases import EPS, UsageError, cases_of_size, parse_size
 from ._pictures import draw_pictures
@@ -64,7 +65,7 @@ def _print_header(settings: Settings, report: RichReport) -> None:
     report.say(
         f"softtopk {softtopk.__version__}, torch {torch.__version__}, "
         f"Python {platform.python_version()}, {platform.system()} {platform.machine()}, "
-        f"{settings.threads} threads, float32"
+        f"{settings.threads} threads, float32, kernels: {_environment.collect().native}"
     )
     present, missing = survey(settings)
     report.peers(

@@ -11,9 +11,11 @@ from ._results import CaseResult, Result
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 WIDTH, HEIGHT = 8.0, 4.2  # inches, for 800 pixels of a README at 100 dpi
+ERRORS = (1e-9, 3.0)  # from below what float32 can do to as wrong as can be
 
 
 class Style(NamedTuple):
@@ -22,9 +24,9 @@ class Style(NamedTuple):
     marker: str
 
 
-# Hues of Okabe and Ito, which differ under every kind of colour blindness, and a marker of its own
-# for each peer. Solid: this package; dashed: solvers of the same problem; dash-dotted: other
-# relaxations; dotted greys: torch's hard operators.
+# Colours that stay apart under every kind of colour blindness, by Okabe and Ito and, as there are
+# more peers, from Tol's muted scheme; and a marker of its own for each. Solid: this package;
+# dashed: solvers of the same problem; dash-dotted: other relaxations; dotted greys: torch's own.
 STYLES = {
     "softtopk": Style("#0072B2", "-", "o"),
     "sinkhorn": Style("#D55E00", "--", "s"),
@@ -69,13 +71,14 @@ def _of_series(cases: Iterable[CaseResult], series: str, operator: Operator) -> 
 
 
 def _draw_time(cases: Sequence[CaseResult]) -> Figure | None:
-    """One line per peer; None if there are fewer than two sizes."""
-    if len(cases) < 2:
-        return None
+    """One line per peer; None if there are fewer than two sizes, or no peers."""
     cases = sorted(cases, key=lambda done: done.case.n)
+    peers = _peers(cases)
+    if len(cases) < 2 or not peers:
+        return None
     figure, axes = _figure()
     heights = {}
-    for peer, label in _peers(cases):
+    for peer, label in peers:
         points = [
             (done.case.n, 1e3 * result.both.median)
             for done in cases
@@ -94,6 +97,7 @@ def _draw_time(cases: Sequence[CaseResult]) -> Figure | None:
         )
         heights[label] = points[0][1]
     axes.set(xscale="log", yscale="log", xlabel="n", ylabel="milliseconds")
+    _plain_numbers(axes.yaxis)
     case = cases[0].case
     figure.suptitle(
         f"Forward + backward, {_title(case)}, {case.rows} rows, k = {case.k}, eps = {case.eps:g}",
@@ -116,7 +120,7 @@ def _draw_error(cases: Sequence[CaseResult]) -> Figure | None:
         points = _points(cases, peer)
         times, errors = [time for time, _, _ in points], [error for _, error, _ in points]
         axes.plot(times, errors, color=style.colour, lw=1, alpha=0.6, zorder=1)
-        for time, error, warm in points:
+        for number, (time, error, warm) in enumerate(points):
             axes.plot(
                 time,
                 error,
@@ -125,11 +129,12 @@ def _draw_error(cases: Sequence[CaseResult]) -> Figure | None:
                 mfc=style.colour if warm else "white",
                 ms=8,
                 mew=1.5,
-                label=label if time == times[0] else None,
+                label=None if number else label,
             )
         heights[label] = errors[0]
-    axes.set(xscale="log", yscale="log", ylabel="largest error in A")
+    axes.set(xscale="log", yscale="log", ylabel="largest error in A", ylim=ERRORS)
     axes.set_xlabel("milliseconds, forward + backward")
+    _plain_numbers(axes.xaxis)
     case = cases[0].case
     temperatures = f"filled: eps = {case.eps:g}"
     if len(cases) > 1:
@@ -146,8 +151,7 @@ def _points(cases: Sequence[CaseResult], peer: str) -> list[tuple[float, float, 
     for done in cases:
         result = done.of(peer)
         if result is not None and result.both is not None and result.error is not None:
-            # A logarithmic axis has no place for an error of zero.
-            error = max(result.error, 1e-9)
+            error = max(result.error, ERRORS[0])  # no place for zero on a logarithmic axis
             points.append((1e3 * result.both.median, error, done is cases[0]))
     return points
 
@@ -174,6 +178,14 @@ def _figure() -> tuple[Figure, Axes]:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25, lw=0.5)
     return figure, axes
+
+
+def _plain_numbers(axis: Axis) -> None:
+    """0.1, 1, 10 rather than powers, at the decades only."""
+    from matplotlib.ticker import NullFormatter
+
+    axis.set_major_formatter(lambda value, _: f"{value:,.10g}")
+    axis.set_minor_formatter(NullFormatter())
 
 
 def _legend(axes: Axes, heights: dict[str, float]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import platform
 import sys
@@ -37,6 +38,7 @@ from ._truth import true_ranking, true_selection
 CHECKED_NUMBERS = 10**6
 # A cost that was measured at a size this many times smaller says nothing: it may be overhead.
 FAR = 100
+GIVEN_UP = "given up at a smaller size: "
 ALL_PEERS = PEERS + TARGET_PEERS
 
 
@@ -168,11 +170,12 @@ def _start(settings: Settings, peers: Sequence[Peer]) -> Record:
         "torch": torch.__version__,
         "softtopk": softtopk.__version__,
         "sources": _digest_of_sources(),
+        "kernels": str(_environment.collect().native),
     }
     environment = {
         **asdict(_environment.collect()),
         "cores": available_cores(),
-        "machine": platform.machine(),
+        "cpu": _cpu(),
         "command": sys.argv,
     }
     if not settings.resume or not settings.record.exists():
@@ -191,13 +194,25 @@ def _start(settings: Settings, peers: Sequence[Peer]) -> Record:
     return record
 
 
+def _cpu() -> str:
+    """The name of the processor, as far as the system says."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
 def _digest_of_sources() -> str:
     """Changes with the code under test, whatever the version says."""
     package = Path(softtopk.__file__).parent
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*")):
         relative = path.relative_to(package)
-        if path.suffix in (".py", ".so", ".cpp", ".h") and relative.parts[0] != "experiments":
+        if (
+            path.suffix in (".py", ".so", ".dylib", ".dll", ".cpp", ".hpp")
+            and relative.parts[0] != "experiments"
+        ):
             digest.update(str(relative).encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 
@@ -258,7 +273,7 @@ class _CaseRunner:
             return None
         work, result = max(earlier, key=lambda pair: pair[0])
         if result.status in ("too slow", "too large"):
-            return Probe(result.status, f"already at a smaller size: {result.reason}")
+            return Probe(result.status, GIVEN_UP + result.reason.removeprefix(GIVEN_UP))
         growth = _work(peer, self.case) / work
         if growth > FAR:
             return None

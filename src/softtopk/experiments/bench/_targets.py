@@ -26,7 +26,13 @@ TARGET_PEERS: tuple[Peer, ...] = (
     _ours("cold", f"softtopk, eps = {COLD:g}", prepare=partial(adapt.soft_topk, eps=COLD)),
     _ours("hot", f"softtopk, eps = {HOT:g}", prepare=partial(adapt.soft_topk, eps=HOT)),
     _ours("forward", "softtopk, forward", prepare=adapt.soft_topk_forward, gradient=False),
-    _ours("hard", "torch.topk, forward", prepare=adapt.topk_forward, gradient=False),
+    _ours(
+        "hard",
+        "torch.topk, forward",
+        output="values",
+        prepare=adapt.topk_forward,
+        gradient=False,
+    ),
     _ours(
         "floor",
         "torch.topk + torch.softmax, forward",
