@@ -65,7 +65,7 @@ def _print_header(settings: Settings, report: RichReport) -> None:
     report.say(
         f"softtopk {softtopk.__version__}, torch {torch.__version__}, "
         f"Python {platform.python_version()}, {platform.system()} {platform.machine()}, "
-        f"{settings.threads} threads, float32, kernels: {_environment.collect().native}"
+        f"threads: {settings.threads}, float32, kernels: {_environment.collect().native}"
     )
     present, missing = survey(settings)
     report.peers(
@@ -82,6 +82,8 @@ def _print_summary(record: Record, settings: Settings, images: Path, report: Ric
     if any(case in done for case in TARGET_CASES):
         outcomes = assess(done)
         report.console.print(target_table(outcomes))
+        for message in dict.fromkeys(o.message for o in outcomes if o.message):
+            report.say(f"not measured: {message}")
         met = sum(outcome.met is True for outcome in outcomes)
         report.say(f"{met} of {len(outcomes)} targets met")
     report.say(f"results: {settings.record}")

@@ -109,7 +109,7 @@ def target_table(outcomes: Iterable[Outcome]) -> Table:
 
     title = "Targets (ratios of medians)"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    table.add_column("ratio")
+    table.add_column("ratio", no_wrap=True)
     for name in ("target", "value", "quartiles"):
         table.add_column(name, justify="right")
     table.add_column("")
@@ -117,7 +117,7 @@ def target_table(outcomes: Iterable[Outcome]) -> Table:
     for outcome in outcomes:
         sign = "≤" if outcome.target.at_most else "≥"
         if outcome.value is None:
-            cells: list[str | Text] = ["", "", Text(f"not measured: {outcome.message}", "yellow")]
+            cells: list[str | Text] = ["", "", Text("not measured", "yellow")]
         else:
             assert outcome.met is not None
             value = outcome.value
