@@ -60,6 +60,7 @@ class Peer:
     """Whether `prepare` compiles for the shape, so that a trial at a small shape is no warm-up."""
 
 
+OURS = Package("softtopk", "softtopk")
 TORCH = Package("torch", "torch")
 ENTMAX = Package("entmax", "entmax")
 COLT5 = Package("colt5_attention", "colt5-attention")
@@ -74,12 +75,12 @@ _unsorted = partial(Peer, operator="unsorted", output="mask")
 _sorted = partial(Peer, operator="sorted", output="ranks")
 
 PEERS: tuple[Peer, ...] = (
-    _unsorted("softtopk", "softtopk", prepare=adapt.soft_topk, package=TORCH, same_problem=True),
+    _unsorted("softtopk", "softtopk", prepare=adapt.soft_topk, package=OURS, same_problem=True),
     _unsorted(
         "sinkhorn",
         f"{ITERATIONS} Sinkhorn iterations",
         prepare=partial(adapt.soft_topk, solver=SINKHORN),
-        package=TORCH,
+        package=OURS,
         same_problem=True,
     ),
     _unsorted(
@@ -125,13 +126,13 @@ PEERS: tuple[Peer, ...] = (
     _unsorted("topk", "torch.topk", output="values", prepare=adapt.topk, package=TORCH),
     _unsorted("softmax", "torch.softmax", prepare=adapt.softmax, package=TORCH),
     _sorted(
-        "softtopk", "softtopk", prepare=adapt.sorted_soft_topk, package=TORCH, same_problem=True
+        "softtopk", "softtopk", prepare=adapt.sorted_soft_topk, package=OURS, same_problem=True
     ),
     _sorted(
         "sinkhorn",
         f"{ITERATIONS} Sinkhorn iterations",
         prepare=partial(adapt.sorted_soft_topk, solver=SINKHORN),
-        package=TORCH,
+        package=OURS,
         same_problem=True,
     ),
     _sorted(

@@ -14,12 +14,12 @@ from functools import partial
 
 from . import _adapters as adapt
 from ._cases import Case, Operator
-from ._peers import PEERS, TORCH, Peer
+from ._peers import OURS, PEERS, Peer
 from ._results import CaseResult, Timing
 
 COLD, HOT = 1e-4, 10.0  # a thousandth and a hundredfold of eps = 0.1
 
-_ours = partial(Peer, operator="unsorted", output="mask", package=TORCH)
+_ours = partial(Peer, operator="unsorted", output="mask", package=OURS)
 
 # Contestants that only this table needs.
 TARGET_PEERS: tuple[Peer, ...] = (
