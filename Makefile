@@ -6,6 +6,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.complete
 # The same for the peers of the benchmark, which nothing else needs.
 PEERS := $(VENV)/.peers
+# Likewise for the native library, which lies beside the Python files. This is not the library
+# itself: where there is no compiler there is none, and make would try again every time.
+NATIVE := $(VENV)/.native
+CSRC := $(wildcard src/softtopk/kernels/csrc/*.[ch]pp)
 OUT ?= runs/demo
 BENCH ?= --preset full
 
@@ -14,18 +18,18 @@ ifndef PYTHON
 PYTHON := $(shell python3.11 -c '' 2>/dev/null && echo python3.11 || echo python3)
 endif
 
-.PHONY: help demo test check lint format bench clean
+.PHONY: help demo test check lint format bench native wheel clean
 
 help:  ## Print this list.
 	@echo "make TARGET, where TARGET is one of"
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-10s %s\n", $$1, $$2}'
 	@echo "PYTHON=... chooses the interpreter (3.10 or newer; the pinned versions are for 3.11)."
 
-demo: $(STAMP)  ## Draw soft top-k at several temperatures (OUT=runs/demo).
+demo: $(NATIVE)  ## Draw soft top-k at several temperatures (OUT=runs/demo).
 	@$(BIN)/python examples/temperatures.py --out "$(OUT)"
 	@for file in "$(OUT)"/*; do echo "The picture is $$file"; done
 
-test: $(STAMP)  ## Run the tests and the doctests, except the slow ones.
+test: $(NATIVE)  ## Run the tests and the doctests, except the slow ones.
 	@$(BIN)/python -m pytest
 
 check: lint test  ## Everything a change has to pass: lint, then test.
@@ -39,10 +43,20 @@ format: $(STAMP)  ## Format the code and apply the safe lint fixes.
 	@$(BIN)/ruff check --fix --exit-zero --quiet .
 	@$(BIN)/ruff format .
 
-bench: $(PEERS)  ## Compare with every peer, about 15 minutes (BENCH='--preset quick' for 2).
+bench: $(PEERS) $(NATIVE)  ## Compare with every peer, about 15 minutes (BENCH='--preset quick' for 2).
 	@$(BIN)/softtopk bench $(BENCH)
 
+native: $(STAMP)  ## Rebuild the native library in place; no compiler is an error here.
+	@SOFTTOPK_BUILD_NATIVE=require $(BIN)/python setup.py --quiet build_ext --inplace
+	@touch $(NATIVE)
+
+wheel: $(STAMP)  ## Build sdist and wheel into dist/ and try them without a compiler.
+	@rm -rf dist
+	@SOFTTOPK_BUILD_NATIVE=require $(BIN)/python -m build
+	@$(BIN)/python tests/wheel/try_out.py dist
+
 clean:  ## Remove the environment, caches and build outputs; runs/ stays.
+	rm -f $(addprefix src/softtopk/kernels/,_native.so _not_built.txt)
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -type d -name __pycache__ -prune -exec rm -rf {} +
 
@@ -55,11 +69,16 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV) with $$($(PYTHON) -V); this takes a minute or two."
 	@rm -rf $(VENV)
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@SOFTTOPK_BUILD_NATIVE=skip \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 	@echo "Set-up done."
 
 $(PEERS): $(STAMP)
 	@echo "Installing the peers of the benchmark."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	@touch $@ $(NATIVE)  # which this has built too
+
+$(NATIVE): $(STAMP) setup.py $(CSRC)
+	@$(BIN)/python setup.py --quiet build_ext --inplace
 	@touch $@

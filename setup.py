@@ -13,7 +13,7 @@ from pathlib import Path
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
-from setuptools.errors import BaseError, CCompilerError
+from setuptools.errors import BaseError, CCompilerError, CompileError, LinkError
 
 VARIABLE = "SOFTTOPK_BUILD_NATIVE"
 KERNELS = Path("src", "softtopk", "kernels")
@@ -75,7 +75,9 @@ class BuildNative(build_ext):
         command = getattr(self.compiler, "compiler_so_cxx", None)
         if command and shutil.which(command[0]) is None:
             return f"no C++ compiler found at installation: there is no {command[0]}"
-        return f"the compilation failed: {error}"
+        if isinstance(error, (CompileError, LinkError)):  # which quote a command of many lines
+            return f"{command[0] if command else 'the compiler'} failed; pip install -v shows why"
+        return str(error)
 
     def _do_without(self, library, reason):
         library.unlink(missing_ok=True)  # of an earlier build

@@ -16,9 +16,8 @@ from softtopk import (
     topk_threshold,
 )
 from softtopk.functional import _ranking
-from softtopk.functional._operators import _rank_distances
 from softtopk.functional._ranking import solve_ranking
-from softtopk.functional._rows import distances, pivot_of, places_of, rows_of
+from softtopk.functional._rows import distances, pivot_of, places_of, rank_distances, rows_of
 from softtopk.functional._threshold import solve_offset
 
 FAMILIES = ["normal", "uniform", "cauchy", "tied", "clustered", "logsoftmax"]
@@ -136,7 +135,7 @@ def test_sorted_steps(family, dtype):
                     normalize=None,
                     last_anchor=k,
                 )
-                _, steps, converged = solve_ranking(_rank_distances(rows, k))
+                _, steps, converged = solve_ranking(rank_distances(rows, k))
                 assert converged.all()
                 assert steps <= 6, (n, k, seed, exponent)
 

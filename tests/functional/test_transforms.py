@@ -237,6 +237,13 @@ def test_custom_operators_keep_their_promises():
     marginals = (torch.full((2, m), 1 / m, dtype=torch.float64) for m in (4, 3))
     calls = {
         "offset": ((scores - pivots[:, 1:]).requires_grad_(), torch.full((3, 1), 2)),
+        "soft_topk": (
+            scores.clone().requires_grad_(),
+            scores < 1,
+            torch.full((3, 1), 2),
+            torch.full((3, 1), 0.5).double(),
+            False,
+        ),
         "ranking": ((scores.unsqueeze(-1) - pivots.unsqueeze(-2)).requires_grad_(),),
         "entropic_plan": (
             randn(2, 4, 3).requires_grad_(),

@@ -143,5 +143,6 @@ def is_readable(*tensors: Tensor) -> bool:
         tensor.is_cpu
         and not is_traced(tensor)
         and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        and not torch._C._functorch.is_legacy_batchedtensor(tensor)
         for tensor in tensors
     )

@@ -43,14 +43,10 @@ def opaque(
     )
     operator.register_fake(fake)
     operator.register_autograd(function.backward, setup_context=function.setup_context)
-    register_batch_first(operator)
-    return operator
-
-
-def register_batch_first(operator: torch.library.CustomOpDef) -> None:
     operator.register_vmap(
         lambda info, in_dims, *inputs: batch_first(operator, info.batch_size, in_dims, inputs)
     )
+    return operator
 
 
 def refuse_forward_mode() -> None:

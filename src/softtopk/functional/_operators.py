@@ -10,9 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ._arguments import Count, Strength, check_flag, check_integer_k, check_k, check_scores
-from ._indicator import fuses, indicator_of
+from ._fusion import fuses
+from ._indicator import indicator, indicator_of, is_direct
+from ._rank_indicator import rank_indicator_of
 from ._ranking import ranking_of
-from ._rows import Rows, distances, rows_of
+from ._rows import Rows, rank_distances, rows_of, temperature
 from ._sinkhorn import Sinkhorn
 from ._threshold import logits_of, threshold_of
 from ._transport import (
@@ -90,6 +92,9 @@ def soft_topk(
     References:
         Xie et al., Differentiable Top-k Operator with Optimal Transport, NeurIPS 2020.
     """
+    unmodified = mask is None and normalize is None and largest is True and hard is False
+    if unmodified and solver == "exact" and is_direct(scores, k, eps, dim):
+        return indicator(scores, None, k, temperature(eps, 1.0, scores.dtype))
     check_flag("hard", hard)
     rows, k = _unsorted(scores, k, eps, dim, largest, mask, normalize)
     sinkhorn = sinkhorn_setting(solver)
@@ -231,16 +236,18 @@ def sorted_soft_topk(
         mask=mask,
         normalize=normalize,
         last_anchor=max(k, 1),
-    ).canonical()
+    )
     sinkhorn = sinkhorn_setting(solver)
     if k == 0:
         soft = rows.scores.new_zeros(*rows.scores.shape, 0)
     elif sinkhorn is not None:
-        soft = ranking_by_sinkhorn(rows, k, sinkhorn)
+        soft = ranking_by_sinkhorn(rows.canonical(), k, sinkhorn)
+    elif fuses(rows, k):
+        soft = rank_indicator_of(rows, k)
     else:
-        soft = ranking_of(_rank_distances(rows, k))[..., :k]
+        soft = ranking_of(rank_distances(rows.canonical(), k))[..., :k]
     if hard:
-        soft = _straight_through(_hard_ranking(rows, k), soft)
+        soft = _straight_through(_hard_ranking(rows.canonical(), k), soft)
     return rows.restore(soft, -2)
 
 
@@ -268,13 +275,6 @@ def sinkhorn_setting(solver: Solver) -> Sinkhorn | None:
     if solver != "exact":
         raise ValueError(f"solver must be 'exact', 'sinkhorn' or a Sinkhorn(...), got {solver!r}")
     return None
-
-
-def _rank_distances(rows: Rows, k: int) -> Tensor:
-    """Distances (..., n, k) of every element from the pivot of every threshold."""
-    x = rows.scores
-    pivots = x.detach().topk(k, dim=-1).values
-    return distances(x, pivots, torch.arange(1, k + 1, device=x.device), rows.tau)[0]
 
 
 def _hard_selection(rows: Rows, k: Count) -> Tensor:

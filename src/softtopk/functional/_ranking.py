@@ -199,6 +199,24 @@ def _covariance_times(upper: Tensor, lower: Tensor, u: Tensor) -> Tensor:
     return lower * before + upper * F.pad(after, (0, 1))
 
 
+def pull_back(plan: Tensor, grad: Tensor) -> Tensor:
+    """The derivative of the plan (..., n, k + 1) in the distances (..., n, k), times ``grad``."""
+    upper, lower = tails_of(plan)
+    weighted = plan * grad
+    grad_l = weighted - plan * weighted.sum(-1, keepdim=True)
+    grad_a = grad_l[..., :-1].cumsum(-1)
+    u = _solve_covariance(upper, lower, grad_a.sum(-2))
+    return grad_a - _covariance_times(upper, lower, u.unsqueeze(-2))
+
+
+def warn_unless_converged(converged: Tensor) -> None:
+    if is_readable(converged) and not bool(converged.all()):
+        warn_of_convergence(
+            f"sorted_soft_topk did not converge in {int((~converged).sum())} rows; please report "
+            "the scores"
+        )
+
+
 class _Ranking(torch.autograd.Function):
     """d (..., n, k) -> P (..., n, k + 1), with the implicit derivative.
 
@@ -210,12 +228,8 @@ class _Ranking(torch.autograd.Function):
     def forward(d: Tensor) -> Tensor:
         if is_traced(d):
             return _ranking_op(d)
-        plan, steps, converged = solve_ranking(d)
-        if is_readable(converged) and not bool(converged.all()):
-            warn_of_convergence(
-                f"sorted_soft_topk did not converge in {steps} steps in "
-                f"{int((~converged).sum())} rows; please report the scores"
-            )
+        plan, _, converged = solve_ranking(d)
+        warn_unless_converged(converged)
         return plan
 
     @staticmethod
@@ -226,12 +240,7 @@ class _Ranking(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (plan,) = ctx.saved_tensors
-        upper, lower = tails_of(plan)
-        weighted = plan * grad
-        grad_l = weighted - plan * weighted.sum(-1, keepdim=True)
-        grad_a = grad_l[..., :-1].cumsum(-1)
-        u = _solve_covariance(upper, lower, grad_a.sum(-2))
-        return grad_a - _covariance_times(upper, lower, u.unsqueeze(-2))
+        return pull_back(plan, grad)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Any, Any]:

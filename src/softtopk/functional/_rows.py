@@ -25,7 +25,6 @@ from ._arguments import (
     is_readable,
 )
 
-
 _TINY = {dtype: torch.finfo(dtype).tiny for dtype in (torch.float32, torch.float64)}
 
 
@@ -58,7 +57,7 @@ class Rows(NamedTuple):
         return self._replace(scores=x if self.largest else -x, mask=None)
 
     def restore(self, result: Tensor, axis: int = -1) -> Tensor:
-        """``result`` in the dtype of the scores, ``axis`` (which stands for n) back in its place."""
+        """``result`` in the dtype of the scores, with its ``axis`` of size n back in place."""
         if result.dtype is not self.dtype:
             result = result.to(self.dtype)
         return result if self.dim == result.ndim + axis else result.movedim(axis, self.dim)
@@ -191,6 +190,13 @@ def distances(x: Tensor, pivot: Tensor, places: Tensor, tau: Strength) -> tuple[
     raw, decided = _outcome(fixed, pivot, places, row_tau)
     free = (x.unsqueeze(-1) - pivot.unsqueeze(-2)).masked_fill(decided, 0.0)
     return torch.where(decided, raw, free / row_tau), pivot
+
+
+def rank_distances(rows: Rows, k: int) -> Tensor:
+    """Distances (..., n, k) from the pivot of every rank, of rows in canonical form."""
+    x = rows.scores
+    pivots = x.detach().topk(k, dim=-1).values
+    return distances(x, pivots, torch.arange(1, k + 1, device=x.device), rows.tau)[0]
 
 
 def _nothing_decided(x: Tensor, places: Tensor, tau: Strength) -> bool:

@@ -176,8 +176,9 @@ class _Offset(torch.autograd.Function):
             return solve_offset(d, k)[0]
         offset = d.new_empty(*d.shape[:-1], 1)
         places = k.to(torch.float64).contiguous()
-        kernels.threshold(library, d.contiguous(), None, places, 1.0, True, offset=offset)
-        return torch.where(offset.isfinite(), offset, 0.0)  # nothing to solve for
+        library.threshold(d.contiguous(), None, places, 1.0, True, offset=offset)
+        # Where everything or nothing is selected; finite, since distances may be infinite there.
+        return offset.nan_to_num(0.0, posinf=0.0, neginf=-0.125 * torch.finfo(d.dtype).max)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:

@@ -3,7 +3,7 @@
 Without it the operators are computed by plain PyTorch operations, with the same results.
 """
 
-from ._calls import threshold, threshold_gradient
+from ._calls import Native
 from ._library import Status, native, plain, status
 
-__all__ = ["Status", "native", "plain", "status", "threshold", "threshold_gradient"]
+__all__ = ["Native", "Status", "native", "plain", "status"]

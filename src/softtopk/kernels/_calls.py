@@ -7,90 +7,155 @@ calls release the GIL and use as many threads as torch does.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-SUFFIX = {torch.float32: "f32", torch.float64: "f64"}
-
 _INT, _SIZE, _REAL, _ARRAY = ctypes.c_int32, ctypes.c_int64, ctypes.c_double, ctypes.c_void_p
-_PROTOTYPES = {
-    # x, mask, rows, n, k, ks, tau, taus, largest, a, pivot, offset, threads
-    "threshold": [
-        *(_ARRAY, _ARRAY, _SIZE, _SIZE, _REAL, _ARRAY, _REAL, _ARRAY, _INT),
-        *(_ARRAY, _ARRAY, _ARRAY, _INT),
-    ],
-    # a, grad, rows, n, tau, taus, grad_x, threads
-    "threshold_gradient": [_ARRAY, _ARRAY, _SIZE, _SIZE, _REAL, _ARRAY, _ARRAY, _INT],
-}
-_THRESHOLD = {dtype: f"softtopk_threshold_{suffix}" for dtype, suffix in SUFFIX.items()}
-_THRESHOLD_GRADIENT = {
-    dtype: f"softtopk_threshold_gradient_{suffix}" for dtype, suffix in SUFFIX.items()
-}
 #: The values of Status in csrc/kernels.hpp other than "done".
 _OUT_OF_MEMORY, _SHARED = 1, 2
 
 
-def declare(library: ctypes.CDLL) -> None:
-    """Tell ctypes the argument types of all functions."""
-    for name, arguments in _PROTOTYPES.items():
-        for suffix in SUFFIX.values():
-            function = getattr(library, f"softtopk_{name}_{suffix}")
-            function.argtypes = arguments
-            function.restype = ctypes.c_int32
+class Native:
+    """The native library, for tensors."""
 
+    def __init__(self, library: ctypes.CDLL) -> None:
+        def declare(name: str, *arguments: type) -> dict[torch.dtype, Callable[..., int]]:
+            functions = {}
+            for dtype, suffix in ((torch.float32, "f32"), (torch.float64, "f64")):
+                function = getattr(library, f"softtopk_{name}_{suffix}")
+                function.argtypes = arguments
+                function.restype = ctypes.c_int32
+                functions[dtype] = function
+            return functions
 
-def threshold(
-    library: ctypes.CDLL,
-    x: Tensor,
-    mask: Tensor | None,
-    k: float | Tensor,
-    tau: float | Tensor,
-    largest: bool,
-    *,
-    indicator: Tensor | None = None,
-    pivot: Tensor | None = None,
-    offset: Tensor | None = None,
-) -> bool:
-    """Solve for the thresholds pivot + tau * offset of the rows ``x`` (..., n), and write whichever
-    of ``indicator`` (..., n), ``pivot`` and ``offset`` (..., 1) is given.
+        scores = (_ARRAY, _ARRAY, _SIZE, _SIZE)  # x, mask, rows, n
+        per_row = (_REAL, _ARRAY)  # one for all rows, or an array
+        self._threshold = declare(
+            *("threshold", *scores, *per_row, *per_row, _INT, _ARRAY, _ARRAY, _ARRAY, _INT)
+        )
+        self._threshold_gradient = declare(
+            *("threshold_gradient", _ARRAY, _ARRAY, _SIZE, _SIZE, *per_row, _ARRAY, _INT)
+        )
 
-    ``k`` and ``tau`` are numbers, or float64 with one element per row. Returns whether infinite
-    scores share places in some row: they have no derivative, though 0 < A < 1.
-    """
-    n = x.shape[-1]
-    status = getattr(library, _THRESHOLD[x.dtype])(
-        x.data_ptr(),
-        _pointer(mask),
-        x.numel() // n,
-        n,
-        *_per_row(k),
-        *_per_row(tau),
-        largest,
-        _pointer(indicator),
-        _pointer(pivot),
-        _pointer(offset),
-        torch.get_num_threads(),
-    )
-    _check(status)
-    return status == _SHARED
+        self._ranking = declare(
+            *("ranking", *scores, _SIZE, *per_row, _INT, _ARRAY, _ARRAY, _ARRAY, _ARRAY, _INT)
+        )
+        self._ranking_gradient = declare(
+            *("ranking_gradient", _ARRAY, _ARRAY, _ARRAY, _ARRAY, _ARRAY, _SIZE, _SIZE, _SIZE),
+            *(*per_row, _INT, _ARRAY, _INT),
+        )
 
+    def threshold(
+        self,
+        x: Tensor,
+        mask: Tensor | None,
+        k: float | Tensor,
+        tau: float | Tensor,
+        largest: bool,
+        *,
+        indicator: Tensor | None = None,
+        pivot: Tensor | None = None,
+        offset: Tensor | None = None,
+    ) -> bool:
+        """Solve for the thresholds pivot + tau * offset of the rows ``x`` (..., n), and write
+        whichever of ``indicator`` (..., n), ``pivot`` and ``offset`` (..., 1) is given.
 
-def threshold_gradient(
-    library: ctypes.CDLL, a: Tensor, grad: Tensor, tau: float | Tensor, grad_x: Tensor
-) -> None:
-    """The derivative of the indicator ``a`` (..., n) in the scores, applied to ``grad`` (..., n)."""
-    n = a.shape[-1]
-    status = getattr(library, _THRESHOLD_GRADIENT[a.dtype])(
-        a.data_ptr(),
-        grad.data_ptr(),
-        a.numel() // n,
-        n,
-        *_per_row(tau),
-        grad_x.data_ptr(),
-        torch.get_num_threads(),
-    )
-    _check(status)
+        ``k`` and ``tau`` are numbers, or float64 with one element per row. Returns whether infinite
+        scores share places in some row: they have no derivative, though 0 < A < 1.
+        """
+        n = x.shape[-1]
+        status = self._threshold[x.dtype](
+            x.data_ptr(),
+            _pointer(mask),
+            x.numel() // n,
+            n,
+            *_per_row(k),
+            *_per_row(tau),
+            largest,
+            _pointer(indicator),
+            _pointer(pivot),
+            _pointer(offset),
+            torch.get_num_threads(),
+        )
+        _check(status)
+        return status == _SHARED
+
+    def threshold_gradient(self, a: Tensor, grad: Tensor, tau: float | Tensor) -> Tensor:
+        """The derivative of the indicator ``a`` (..., n) in the scores, times ``grad`` (..., n)."""
+        n = a.shape[-1]
+        grad_x = torch.empty_like(a)
+        status = self._threshold_gradient[a.dtype](
+            a.data_ptr(),
+            grad.data_ptr(),
+            a.numel() // n,
+            n,
+            *_per_row(tau),
+            grad_x.data_ptr(),
+            torch.get_num_threads(),
+        )
+        _check(status)
+        return grad_x
+
+    def ranking(
+        self, x: Tensor, mask: Tensor | None, k: int, tau: float | Tensor, largest: bool
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Solve for the thresholds between the first k ranks of the rows ``x`` (..., n).
+
+        Returns the first k columns of the plan (..., n, k), the pivots (..., k + 1) and offsets
+        (..., k) that the derivative needs, and which rows converged (...).
+        """
+        batch, n = x.shape[:-1], x.shape[-1]
+        plan, pivots = x.new_empty(*x.shape, k), x.new_empty(*batch, k + 1)
+        offsets = x.new_empty(*batch, k, dtype=torch.float64)
+        converged = x.new_empty(batch, dtype=torch.bool)
+        status = self._ranking[x.dtype](
+            x.data_ptr(),
+            _pointer(mask),
+            x.numel() // n,
+            n,
+            k,
+            *_per_row(tau),
+            largest,
+            plan.data_ptr(),
+            pivots.data_ptr(),
+            offsets.data_ptr(),
+            converged.data_ptr(),
+            torch.get_num_threads(),
+        )
+        _check(status)
+        return plan, pivots, offsets, converged
+
+    def ranking_gradient(
+        self,
+        x: Tensor,
+        mask: Tensor | None,
+        pivots: Tensor,
+        offsets: Tensor,
+        grad: Tensor,
+        tau: float | Tensor,
+        largest: bool,
+    ) -> Tensor:
+        """The derivative of the plan in the scores, times ``grad`` (..., n, k)."""
+        n, k = grad.shape[-2:]
+        grad_x = torch.empty_like(x)
+        status = self._ranking_gradient[x.dtype](
+            x.data_ptr(),
+            _pointer(mask),
+            pivots.data_ptr(),
+            offsets.data_ptr(),
+            grad.data_ptr(),
+            x.numel() // n,
+            n,
+            k,
+            *_per_row(tau),
+            largest,
+            grad_x.data_ptr(),
+            torch.get_num_threads(),
+        )
+        _check(status)
+        return grad_x
 
 
 def _pointer(tensor: Tensor | None) -> int | None:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ._calls import declare
+from ._calls import Native
 
 VARIABLE = "SOFTTOPK_NATIVE"
 ABI_VERSION = 1
@@ -58,7 +58,7 @@ class Status:
 class _Outcome:
     """What came of the attempt to load the library."""
 
-    library: ctypes.CDLL | None
+    library: Native | None
     status: Status
 
 
@@ -72,7 +72,7 @@ _plain_depth = 0
 _counting = threading.Lock()
 
 
-def native() -> ctypes.CDLL | None:
+def native() -> Native | None:
     """The native library, or None: then the plain PyTorch operations are to be used.
 
     Raises:
@@ -134,7 +134,9 @@ def _attempt(folder: Path, value: str) -> _Outcome:
         return _Outcome(None, Status(active=False, reason=reason, error=wish == "require"))
     instruction_set = library.softtopk_instruction_set().decode("ascii")
     reason = "the native library is loaded"
-    return _Outcome(library, Status(active=True, reason=reason, instruction_set=instruction_set))
+    return _Outcome(
+        Native(library), Status(active=True, reason=reason, instruction_set=instruction_set)
+    )
 
 
 def _load(folder: Path) -> ctypes.CDLL:
@@ -160,5 +162,4 @@ def _load(folder: Path) -> ctypes.CDLL:
             f"is of another version ({path} has interface {version}, this package needs "
             f"{ABI_VERSION}: reinstall softtopk)"
         )
-    declare(library)
     return library

@@ -58,6 +58,20 @@ SOFTTOPK_EXPORT const char* softtopk_instruction_set() { return softtopk::best()
         const T* a, const T* grad, int64_t rows, int64_t n, double tau, const double* taus,       \
         T* grad_x, int32_t threads) {                                                             \
         return kernels<T>().threshold_gradient({a, grad, rows, n, {tau, taus}, grad_x, threads}); \
+    }                                                                                             \
+    SOFTTOPK_EXPORT int32_t softtopk_ranking_##suffix(                                            \
+        const T* x, const uint8_t* mask, int64_t rows, int64_t n, int64_t k, double tau,          \
+        const double* taus, int32_t largest, T* plan, T* pivot, double* offset,                   \
+        uint8_t* converged, int32_t threads) {                                                    \
+        return kernels<T>().ranking({x, mask, rows, n, k, {tau, taus}, largest != 0, plan, pivot, \
+                                     offset, converged, threads});                                \
+    }                                                                                             \
+    SOFTTOPK_EXPORT int32_t softtopk_ranking_gradient_##suffix(                                   \
+        const T* x, const uint8_t* mask, const T* pivot, const double* offset, const T* grad,     \
+        int64_t rows, int64_t n, int64_t k, double tau, const double* taus, int32_t largest,      \
+        T* grad_x, int32_t threads) {                                                             \
+        return kernels<T>().ranking_gradient({x, mask, pivot, offset, grad, rows, n, k,           \
+                                              {tau, taus}, largest != 0, grad_x, threads});       \
     }
 
 SOFTTOPK_INTERFACE(float, f32)

@@ -16,6 +16,7 @@ namespace softtopk {
 namespace on_avx512 {
 #include "vector.hpp"
 #include "threshold.hpp"
+#include "ranking.hpp"
 #include "table.hpp"
 }  // namespace on_avx512
 }  // namespace softtopk

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cmath>
 #include <cstdint>
@@ -66,10 +67,43 @@ struct ThresholdGradientCall {
     int threads;
 };
 
+// The sorted operator. What backward needs of a row are its k + 1 best scores as the solver sees
+// them (largest wanted, -inf where there are no more) and the thresholds, measured from the first k
+// of these in units of tau. In double, since their roundings add up over the ranks.
+template <class T>
+struct RankingCall {
+    const T* x;
+    const uint8_t* mask;  // (rows, n): nonzero takes part
+    int64_t rows, n, k;   // 1 <= k <= n
+    PerRow tau;
+    bool largest;
+    T* plan;             // (rows, n, k)
+    T* pivot;            // (rows, k + 1)
+    double* offset;      // (rows, k)
+    uint8_t* converged;  // (rows)
+    int threads;
+};
+
+template <class T>
+struct RankingGradientCall {
+    const T* x;
+    const uint8_t* mask;
+    const T* pivot;
+    const double* offset;
+    const T* grad;  // (rows, n, k)
+    int64_t rows, n, k;
+    PerRow tau;
+    bool largest;
+    T* grad_x;  // (rows, n)
+    int threads;
+};
+
 template <class T>
 struct Kernels {
     Status (*threshold)(const ThresholdCall<T>&);
     Status (*threshold_gradient)(const ThresholdGradientCall<T>&);
+    Status (*ranking)(const RankingCall<T>&);
+    Status (*ranking_gradient)(const RankingGradientCall<T>&);
 };
 
 struct InstructionSet {

@@ -1,6 +1,7 @@
 #include "pool.hpp"
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <mutex>
 #include <new>
@@ -34,9 +35,8 @@ inline void relax() {
 #endif
 }
 
-// A worker looks out for the next call for some ten microseconds before it goes to sleep, since
-// calls often follow each other closely (forward, backward) and waking takes longer than a short
-// call. It never holds up the caller: who has not begun when the tasks run out is not waited for.
+// A worker looks out for the next call for a while before it goes to sleep, since calls often follow
+// each other closely (forward, backward) and waking takes longer than a short call. It never holds up the caller: who has not begun when the tasks run out is not waited for.
 class Pool {
   public:
     void run(Job& job) {
@@ -63,7 +63,13 @@ class Pool {
     }
 
   private:
+    using Clock = std::chrono::steady_clock;
+    static constexpr std::chrono::microseconds kLookout{100};
     static constexpr int kSpins = 400;
+
+    bool called(uint64_t seen) const {
+        return generation_.load(std::memory_order_acquire) != seen;
+    }
 
     void start_workers(int wanted) {
         for (; workers_ < wanted; ++workers_) {
@@ -77,9 +83,10 @@ class Pool {
 
     void serve(int number, uint64_t seen) {
         for (;;) {
-            for (int i = 0; i < kSpins && generation_.load(std::memory_order_acquire) == seen; ++i) {
-                relax();
-            }
+            const auto until = Clock::now() + kLookout;
+            do {
+                for (int i = 0; i < 64 && !called(seen); ++i) relax();
+            } while (!called(seen) && Clock::now() < until);
             std::unique_lock<std::mutex> lock(mutex_);
             wake_.wait(lock, [&] { return generation_.load() != seen; });
             seen = generation_.load();

@@ -7,7 +7,17 @@
 //   2. collect the elements that matter to rounding (`gather`); Newton's steps see only those
 //   3. write A
 
+constexpr int64_t kShortList = 256;
+
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+// Beyond it the exponential overflows.
+template <class T>
+constexpr T kHottest = sizeof(T) == 4 ? T(87) : T(708);
+
+// Half the cube root of the precision.
+template <class T>
+constexpr double kNear = sizeof(T) == 4 ? 2.4e-3 : 3.0e-6;
 
 template <class T>
 constexpr T kInf = std::numeric_limits<T>::infinity();
@@ -35,7 +45,7 @@ class Scratch {
 
     // The partial result of each piece of a pass.
     struct Piece {
-        double sum, square;
+        double sums[3];
         int64_t first, second;
         bool nan;
     };
@@ -68,49 +78,84 @@ int64_t join(T* list, int64_t n, const Scratch<T>& scratch,
     return total;
 }
 
-// A list in registers or near them, padded with NaN, which is in no relation to anything.
+// How a list lies around a value: how many are above it, and the nearest element on the side on
+// which the one of the given rank is (at or below the value if fewer than `rank` are above).
 template <class T>
-class ShortList {
-  public:
-    static constexpr int64_t longest = 64;
-
-    ShortList(const T* list, int64_t count) {
-        using S = Vector<T>;
-        for (int64_t i = 0; i < count; i += S::width) {
-            vectors_[size_++] = i + S::width <= count
-                                    ? load(list + i)
-                                    : load_part(list + i, count - i, std::numeric_limits<T>::quiet_NaN());
-        }
-    }
-    int above(T value) const {
-        int count = 0;
-        for (int i = 0; i < size_; ++i) count += count_of(bits_of<T>(vectors_[i] > Vector<T>::all(value)));
-        return count;
-    }
-    int tied(T value) const {
-        int count = 0;
-        for (int i = 0; i < size_; ++i) count += count_of(bits_of<T>(vectors_[i] == Vector<T>::all(value)));
-        return count;
-    }
-
-  private:
-    typename Vector<T>::V vectors_[longest / Vector<T>::width];
-    int size_ = 0;
+struct Split {
+    int64_t above;
+    T nearest;
 };
 
-// The element of the given rank (1 is the largest) in a list, which may be put in another order.
+template <class T>
+SOFTTOPK_INLINE Split<T> split(const T* list, int64_t count, T value, int64_t rank) {
+    using S = Vector<T>;
+    const auto middle = S::all(value);
+    auto lowest = S::all(kInf<T>), highest = S::all(-kInf<T>);
+    int64_t above = 0;
+    for (int64_t i = 0; i < count; i += S::width) {
+        const auto v = load(list + i);
+        const auto larger = v > middle;
+        above += count_of(bits_of<T>(larger));
+        const auto up = S::select(larger, v, S::all(kInf<T>));
+        const auto down = S::select(larger, S::all(-kInf<T>), v);
+        lowest = S::select(lowest < up, lowest, up);
+        highest = S::select(highest > down, highest, down);
+    }
+    return {above, above >= rank ? smallest_lane<T>(lowest) : largest_lane<T>(highest)};
+}
+
+template <class T>
+SOFTTOPK_INLINE int64_t count_above(const T* list, int64_t count, T value) {
+    using S = Vector<T>;
+    const auto middle = S::all(value);
+    int64_t above = 0;
+    for (int64_t i = 0; i < count; i += S::width) above += count_of(bits_of<T>(load(list + i) > middle));
+    return above;
+}
+
+// The element of the given rank in a short list, padded with -inf, by a search for its value.
+//
+// Probes alternate between where the element would be if the list were uniform, and the middle of
+// the bracket. The first ones count only. The later ones, for ties and strange distributions, move
+// an end of the bracket to an element of the list, so that they cannot go on forever.
+template <class T>
+T search(const T* list, int64_t count, int64_t rank) {
+    constexpr T largest = std::numeric_limits<T>::max();
+    const Split<T> bottom = split(list, count, -kInf<T>, int64_t{0});
+    if (rank > bottom.above) return -kInf<T>;
+    T low = bottom.nearest, high = split(list, count, kInf<T>, count).nearest;
+    int64_t from = 0, to = bottom.above + 1;  // how many are above `high`, and above "below low"
+    for (int probes = 0; low < high; ++probes) {
+        const T part = probes % 2 == 1 ? T(0.5) : (static_cast<T>(rank - from) - T(0.5)) / static_cast<T>(to - from);
+        T value = high - (high - low) * part;
+        if (!(high - low <= largest)) value = high > largest ? largest : low / 2 + high / 2;
+        if (!(value >= low && value < high)) value = low;
+        const bool snap = probes > 8;
+        Split<T> found{};
+        if (snap) {
+            found = split(list, count, value, rank);
+        } else {
+            found = {count_above(list, count, value), value};
+        }
+        if (found.above == rank || found.above == rank - 1) {
+            return snap ? found.nearest : split(list, count, value, rank).nearest;
+        }
+        (found.above > rank ? low : high) = found.nearest;
+        (found.above > rank ? to : from) = found.above;
+    }
+    return low;
+}
+
+// The element of the given rank (1 is the largest) in a list without NaN, which may be put in
+// another order and has room for a whole vector at its end.
 template <class T>
 T select(T* list, int64_t count, int64_t rank) {
-    if (count > ShortList<T>::longest) {
-        std::nth_element(list, list + (rank - 1), list + count, std::greater<T>());
-        return list[rank - 1];
+    if (count <= kShortList) {
+        store(list + count, Vector<T>::all(-kInf<T>));
+        return search(list, count, rank);
     }
-    const ShortList<T> all(list, count);
-    for (int64_t i = 0; i < count; ++i) {
-        const int above = all.above(list[i]);
-        if (above < rank && rank <= above + all.tied(list[i])) return list[i];
-    }
-    return std::numeric_limits<T>::quiet_NaN();  // there is one in the list
+    std::nth_element(list, list + (rank - 1), list + count, std::greater<T>());
+    return list[rank - 1];
 }
 
 template <class T>
@@ -123,8 +168,8 @@ struct Bracket {
 template <class T>
 Bracket<T> guess(const T* list, int64_t count, int64_t rank, int caution) {
     constexpr int kMostSamples = 1024;
-    if (count <= ShortList<T>::longest || caution > 4) return {-kInf<T>, kInf<T>};
-    T sample[kMostSamples];
+    if (caution > 4) return {-kInf<T>, kInf<T>};
+    T sample[kMostSamples + Vector<T>::width];
     const auto size = std::min<int64_t>(kMostSamples, 2 * static_cast<int64_t>(std::sqrt(count)));
     const int64_t stride = count / size;
     uint32_t random = 12345;  // one element out of every stretch, so that no pattern misleads
@@ -191,13 +236,14 @@ Collected<T> collect(const T* list, int64_t count, Bracket<T> bracket, T* to, in
 }
 
 template <class T>
-Order<T> around(T pivot, const T* list, int64_t count, int64_t above) {
+Order<T> around(T pivot, T* list, int64_t count, int64_t above) {
     using S = Vector<T>;
     const auto middle = S::all(pivot);
     auto next = S::all(-kInf<T>);
     int64_t tied = 0;
+    store(list + count, S::all(-kInf<T>));
     for (int64_t i = 0; i < count; i += S::width) {
-        const auto v = i + S::width <= count ? load(list + i) : load_part(list + i, count - i, -kInf<T>);
+        const auto v = load(list + i);
         above += count_of(bits_of<T>(v > middle));
         tied += count_of(bits_of<T>(v == middle));
         next = S::select((v < middle) & (v > next), v, next);
@@ -210,8 +256,9 @@ Order<T> order_of(const T* x, int64_t n, int64_t rank, int threads, const Scratc
     const T* list = x;
     T* to = scratch.first;
     int64_t count = n, above = 0;
-    for (int caution = 0; list == x || count > ShortList<T>::longest;) {
-        const Bracket<T> bracket = guess(list, count, rank - above, caution);
+    for (int caution = 0; list == x || count > kShortList;) {
+        const Bracket<T> bracket = count <= kShortList ? Bracket<T>{-kInf<T>, kInf<T>}
+                                                       : guess(list, count, rank - above, caution);
         const Collected<T> found = collect(list, count, bracket, to, threads, scratch);
         if (found.nan) return {std::numeric_limits<T>::quiet_NaN(), 0, 0, 0};
         const int64_t place = rank - above - found.above;
@@ -248,6 +295,7 @@ double exponentiate(T* list, int64_t count, T pivot, T tau, T sign, T shift, int
                     const Scratch<T>& scratch) {
     using S = Vector<T>;
     if (count == 0) return 0.0;
+    store(list + count, S::all(-sign * kInf<T>));
     const T rate = sign / tau;
     each_piece(count, threads, scratch, [=](int64_t begin, int64_t end, auto& partial) {
         double sum = 0.0;
@@ -255,17 +303,16 @@ double exponentiate(T* list, int64_t count, T pivot, T tau, T sign, T shift, int
             const int64_t stop = std::min(end, i + 64 * S::width);
             auto total = S::all(0);
             for (; i < stop; i += S::width) {
-                auto v = i + S::width <= end ? load(list + i) : load_part(list + i, end - i, -sign * kInf<T>);
-                v = exp_of_negative<T>((v - pivot) * rate - shift);
+                const auto v = exp_of_negative<T>((load(list + i) - pivot) * rate - shift);
                 store(list + i, v);
                 total += v;
             }
             sum += sum_of_lanes<T>(total);
         }
-        partial.sum = sum;
+        partial.sums[0] = sum;
     });
     double sum = 0.0;
-    for (int64_t i = 0; i < pieces(count); ++i) sum += scratch.piece(i).sum;
+    for (int64_t i = 0; i < pieces(count); ++i) sum += scratch.piece(i).sums[0];
     return sum;
 }
 
@@ -298,40 +345,44 @@ Tails<T> gather(const T* x, int64_t n, T pivot, T cut, T tau, T best, int thread
     return tails;
 }
 
+// Sums over a list of r = e / (1 + c e), by which the leak is c times their sum.
 struct Leak {
-    double total;      // sum of e / (1 + c e)
-    double saturated;  // the part of c e in it that has saturated
+    double total;      // sum of r
+    double saturated;  // c sum r^2 / sum r, the part of the leak that has saturated
+    double bend;       // c^2 sum r^3 / sum r
 };
 
 template <class T>
 Leak leak(const T* e, int64_t count, double tied, double log_c, int threads,
           const Scratch<T>& scratch) {
     using S = Vector<T>;
-    const double c = std::exp(std::min(log_c, std::log(std::numeric_limits<T>::max()) - 1.0));
+    const double c = std::exp(std::min(log_c, static_cast<double>(kHottest<T>)));
     const T factor = static_cast<T>(c);
     each_piece(count, threads, scratch, [=](int64_t begin, int64_t end, auto& partial) {
-        partial.sum = partial.square = 0.0;
+        double sums[3] = {0.0, 0.0, 0.0};
         for (int64_t i = begin; i < end;) {
             const int64_t stop = std::min(end, i + 64 * S::width);
-            auto sum = S::all(0), square = S::all(0);
+            auto sum = S::all(0), square = S::all(0), cube = S::all(0);
             for (; i < stop; i += S::width) {
                 const auto v = load(e + i);
                 const auto r = v / (v * factor + T(1));
                 sum += r;
                 square += r * r;
+                cube += r * r * r;
             }
-            partial.sum += sum_of_lanes<T>(sum);
-            partial.square += sum_of_lanes<T>(square);
+            sums[0] += sum_of_lanes<T>(sum);
+            sums[1] += sum_of_lanes<T>(square);
+            sums[2] += sum_of_lanes<T>(cube);
         }
+        std::copy(sums, sums + 3, partial.sums);
     });
-    const double r_tied = 1.0 / (1.0 + c);
-    double sum = tied * r_tied, square = tied * r_tied * r_tied;
+    const double r = 1.0 / (1.0 + c);
+    double sums[3] = {tied * r, tied * r * r, tied * r * r * r};
     for (int64_t i = 0; i < pieces(count); ++i) {
-        sum += scratch.piece(i).sum;
-        square += scratch.piece(i).square;
+        for (int power = 0; power < 3; ++power) sums[power] += scratch.piece(i).sums[power];
     }
-    sum = std::max(sum, static_cast<double>(std::numeric_limits<T>::min()));
-    return {sum, c * square / sum};
+    sums[0] = std::max(sums[0], static_cast<double>(std::numeric_limits<T>::min()));
+    return {sums[0], c * sums[1] / sums[0], c * (c * sums[2] / sums[0])};
 }
 
 template <class T>
@@ -352,7 +403,9 @@ Root<T> solve(const T* x, int64_t n, double k, T tau, int threads, const Scratch
     const double tied_rest = static_cast<double>(order.tied) - tied_top;
     if (std::isnan(pivot)) return {pivot, 0};
     if (k <= 0.0) return {kInf<T>, kInf<T>};
-    if (pivot == -kInf<T> || (order.next == -kInf<T> && tied_rest <= 0.0)) return {-kInf<T>, 0};
+    if (pivot == -kInf<T> || (order.next == -kInf<T> && tied_rest <= 0.0)) {
+        return {-kInf<T>, -kInf<T>};
+    }
     if (pivot == kInf<T>) {
         return {pivot, static_cast<T>(tied_rest > 0.0 ? std::log(tied_rest / tied_top) : -kInfinity)};
     }
@@ -363,8 +416,7 @@ Root<T> solve(const T* x, int64_t n, double k, T tau, int threads, const Scratch
     const T cut = (shared ? pivot : order.next) - static_cast<T>(reach) * tau;
     const Tails<T> tails = gather(x, n, pivot, cut, tau, best, threads, scratch);
 
-    const double tiny = Limits::min(), near = 0.25 * std::sqrt(Limits::epsilon()) -
-                                              4.0 * Limits::epsilon() * static_cast<double>(best);
+    const double tiny = Limits::min();
     const double start_rest = std::max(tails.sum_rest + tied_rest, tiny);
     const double start_top = std::max(tails.sum_top + tied_top, tiny);
     double t = 0.5 * (best + std::log(start_rest / start_top));
@@ -374,11 +426,16 @@ Root<T> solve(const T* x, int64_t n, double k, T tau, int threads, const Scratch
         const Leak top = leak(tails.top, tails.n_top, tied_top, t, threads, scratch);
         const double h = (best - t) - t + std::log(rest.total / top.total);
         const double slope = std::min(std::max(2.0 - rest.saturated - top.saturated, 1.0), 2.0);
+        const double curvature = 2.0 * (rest.bend - top.bend) -
+                                 rest.saturated * (1.0 + rest.saturated) +
+                                 top.saturated * (1.0 + top.saturated);
         low = std::max(low, t + std::min(0.5 * h, h));
         high = std::min(high, t + std::max(0.5 * h, h));
-        const double newton = t + h / slope;
-        t = newton >= low && newton <= high ? newton : 0.5 * low + 0.5 * high;
-        if (!(std::abs(h) > near)) break;
+        const double halley = t + 2.0 * h * slope / (2.0 * slope * slope - h * curvature);
+        t = halley >= low && halley <= high ? halley : 0.5 * low + 0.5 * high;
+        // Convergence is cubic: a step from within the root of the precision reaches it. Far below
+        // the pivot h is only known to the rounding of its own terms.
+        if (!(std::abs(h) > kNear<T> - 4.0 * Limits::epsilon() * static_cast<double>(best))) break;
     }
     return {pivot, std::isnan(t) ? T(0) : static_cast<T>(t)};
 }
@@ -463,7 +520,7 @@ Status gradient_of_row(const ThresholdGradientCall<T>& call, int64_t row, int th
     const T *a = call.a + row * call.n, *grad = call.grad + row * call.n;
     T* out = call.grad_x + row * call.n;
     each_piece(call.n, threads, scratch, [=](int64_t begin, int64_t end, auto& partial) {
-        partial.sum = partial.square = 0.0;
+        partial.sums[0] = partial.sums[1] = 0.0;
         for (int64_t i = begin; i < end;) {
             const int64_t stop = std::min(end, i + 64 * S::width);
             V slope = S::all(0), pull = S::all(0);
@@ -478,14 +535,14 @@ Status gradient_of_row(const ThresholdGradientCall<T>& call, int64_t row, int th
                 pull += s * load_part(grad + i, stop - i, T(0));
                 i = stop;
             }
-            partial.sum += sum_of_lanes<T>(slope);
-            partial.square += sum_of_lanes<T>(pull);
+            partial.sums[0] += sum_of_lanes<T>(slope);
+            partial.sums[1] += sum_of_lanes<T>(pull);
         }
     });
     double slope = 0.0, pull = 0.0;
     for (int64_t i = 0; i < pieces(call.n); ++i) {
-        slope += scratch.piece(i).sum;
-        pull += scratch.piece(i).square;
+        slope += scratch.piece(i).sums[0];
+        pull += scratch.piece(i).sums[1];
     }
     const T mean = slope == 0.0 ? T(0) : static_cast<T>(pull / slope);
     const T rate = 1 / static_cast<T>(call.tau[row]);

@@ -60,19 +60,53 @@ SOFTTOPK_INLINE void store(T* to, typename Vector<T>::V v) {
     std::memcpy(to, &v, sizeof(v));
 }
 
+// A mask of the first `count` lanes, 0 <= count <= width.
+template <class T>
+SOFTTOPK_INLINE typename Vector<T>::M first_lanes(int64_t count) {
+    using I = typename Integer<T>::type;
+    constexpr int width = Vector<T>::width;
+    static constexpr auto kFlags = [] {
+        std::array<I, 2 * width> flags{};
+        for (int i = 0; i < width; ++i) flags[static_cast<size_t>(i)] = -1;
+        return flags;
+    }();
+    return bit_cast<typename Vector<T>::M>(load(reinterpret_cast<const T*>(&kFlags[static_cast<size_t>(width - count)])));
+}
+
 // The first `count` elements, and `fill` in the other lanes.
 template <class T>
 SOFTTOPK_INLINE typename Vector<T>::V load_part(const T* from, int64_t count, T fill) {
-    T lanes[Vector<T>::width];
-    for (int i = 0; i < Vector<T>::width; ++i) lanes[i] = i < count ? from[i] : fill;
+    using S = Vector<T>;
+#if SOFTTOPK_VECTOR_BYTES == 32
+    const auto mask = first_lanes<T>(count);
+    typename S::V v;
+    if constexpr (sizeof(T) == 4) {
+        v = bit_cast<typename S::V>(_mm256_maskload_ps(from, bit_cast<__m256i>(mask)));
+    } else {
+        v = bit_cast<typename S::V>(_mm256_maskload_pd(from, bit_cast<__m256i>(mask)));
+    }
+    return S::select(mask, v, S::all(fill));
+#else
+    T lanes[S::width];
+    for (int i = 0; i < S::width; ++i) lanes[i] = i < count ? from[i] : fill;
     return load(lanes);
+#endif
 }
 
 template <class T>
 SOFTTOPK_INLINE void store_part(T* to, int64_t count, typename Vector<T>::V v) {
+#if SOFTTOPK_VECTOR_BYTES == 32
+    const auto mask = bit_cast<__m256i>(first_lanes<T>(count));
+    if constexpr (sizeof(T) == 4) {
+        _mm256_maskstore_ps(to, mask, bit_cast<__m256>(v));
+    } else {
+        _mm256_maskstore_pd(to, mask, bit_cast<__m256d>(v));
+    }
+#else
     T lanes[Vector<T>::width];
     store(lanes, v);
     for (int i = 0; i < count; ++i) to[i] = lanes[i];
+#endif
 }
 
 // -|x|
@@ -83,21 +117,30 @@ SOFTTOPK_INLINE typename Vector<T>::V negative_of(typename Vector<T>::V x) {
     return bit_cast<typename Vector<T>::V>(bit_cast<M>(x) | sign);
 }
 
-template <class T>
-SOFTTOPK_INLINE T sum_of_lanes(typename Vector<T>::V v) {
+// All lanes combined by `op`, pairwise.
+template <class T, class Op>
+SOFTTOPK_INLINE T reduce(typename Vector<T>::V v, Op op) {
     T lanes[Vector<T>::width];
     store(lanes, v);
     for (int half = Vector<T>::width / 2; half > 0; half /= 2) {
-        for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+        for (int i = 0; i < half; ++i) lanes[i] = op(lanes[i], lanes[i + half]);
     }
     return lanes[0];
 }
 
 template <class T>
+SOFTTOPK_INLINE T sum_of_lanes(typename Vector<T>::V v) {
+    return reduce<T>(v, [](T a, T b) { return a + b; });
+}
+
+template <class T>
 SOFTTOPK_INLINE T largest_lane(typename Vector<T>::V v) {
-    T lanes[Vector<T>::width];
-    store(lanes, v);
-    return *std::max_element(lanes, lanes + Vector<T>::width);
+    return reduce<T>(v, [](T a, T b) { return a > b ? a : b; });
+}
+
+template <class T>
+SOFTTOPK_INLINE T smallest_lane(typename Vector<T>::V v) {
+    return reduce<T>(v, [](T a, T b) { return a < b ? a : b; });
 }
 
 // The mask as one bit per lane, lane 0 lowest.
