@@ -4,11 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Written last, inside the environment: an interrupted set-up leaves none and starts afresh.
 STAMP := $(VENV)/.complete
+# The same for the peers of the benchmark, which nothing else needs.
+PEERS := $(VENV)/.peers
 # Likewise for the native library, which lies beside the Python files. This is not the library
 # itself: where there is no compiler there is none, and make would try again every time.
 NATIVE := $(VENV)/.native
 CSRC := $(wildcard src/softtopk/kernels/csrc/*.[ch]pp)
 OUT ?= runs/demo
+BENCH ?= --preset full
 
 # Running it, not looking it up: a version manager's shim can be there and lead nowhere.
 ifndef PYTHON
@@ -40,8 +43,8 @@ format: $(STAMP)  ## Format the code and apply the safe lint fixes.
 	@$(BIN)/ruff check --fix --exit-zero --quiet .
 	@$(BIN)/ruff format .
 
-bench: $(NATIVE)  ## Time the exact solver against Sinkhorn.
-	@$(BIN)/python benchmarks/exact_vs_sinkhorn.py
+bench: $(PEERS) $(NATIVE)  ## Compare with every peer, about 15 minutes (BENCH='--preset quick' for 2).
+	@$(BIN)/softtopk bench $(BENCH)
 
 native: $(STAMP)  ## Rebuild the native library in place; no compiler is an error here.
 	@SOFTTOPK_BUILD_NATIVE=require $(BIN)/python setup.py --quiet build_ext --inplace
@@ -70,6 +73,11 @@ $(STAMP): pyproject.toml constraints.txt
 	  $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 	@echo "Set-up done."
+
+$(PEERS): $(STAMP)
+	@echo "Installing the peers of the benchmark."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	@touch $@ $(NATIVE)  # which this has built too
 
 $(NATIVE): $(STAMP) setup.py $(CSRC)
 	@$(BIN)/python setup.py --quiet build_ext --inplace

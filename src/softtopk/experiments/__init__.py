@@ -1,0 +1,1 @@
+"""Measurements and training runs: what the command line runs and the documents report."""

@@ -1,0 +1,91 @@
+"""The command `softtopk bench`, without its parsing."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import softtopk
+from softtopk import _environment
+
+from ._cases import EPS, UsageError, cases_of_size, parse_size
+from ._pictures import draw_pictures
+from ._presets import PRESETS
+from ._results import Record
+from ._runner import Settings, run, survey
+from ._tables import RichReport, target_table
+from ._targets import TARGET_CASES, TARGET_PEERS, assess
+
+INTERRUPTED = 130  # as a shell reports it
+
+
+def make_settings(preset: str, sizes: Sequence[str], eps: float | None, **given: Any) -> Settings:
+    """The settings of a preset, with what was given instead."""
+    if preset not in PRESETS:
+        raise UsageError(f"--preset {preset!r}: give {', '.join(PRESETS)}")
+    if eps is not None and not sizes:
+        raise UsageError(f"--eps {eps:g}: the presets have their own; give it with --size")
+    if eps is not None and not eps > 0:
+        raise UsageError(f"--eps {eps:g}: give a positive number")
+    chosen = PRESETS[preset]
+    cases = chosen.cases
+    if sizes:
+        cases = tuple(
+            case for text in sizes for case in cases_of_size(*parse_size(text), eps or EPS)
+        )
+    return Settings(cases, **{"repeats": chosen.repeats, "budget": chosen.budget, **given})
+
+
+def main(settings: Settings, images: Path) -> int:
+    """Run, print, draw, and return the exit code."""
+    for name, extra in (("rich", "cli"), ("matplotlib", "plot")):
+        if importlib.util.find_spec(name) is None:
+            raise UsageError(f"the benchmark needs {name}: pip install 'softtopk[{extra}]'")
+    code = 0
+    report = RichReport()
+    _print_header(settings, report)
+    try:
+        with report:
+            record = run(settings, report)
+    except KeyboardInterrupt:
+        record = Record.read(settings.record)
+        report.say(f"interrupted with {len(record.cases)} cases done; --resume does the others")
+        code = INTERRUPTED
+    _print_summary(record, settings, images, report)
+    return code
+
+
+def _print_header(settings: Settings, report: RichReport) -> None:
+    report.say(
+        f"softtopk {softtopk.__version__}, torch {torch.__version__}, "
+        f"Python {platform.python_version()}, {platform.system()} {platform.machine()}, "
+        f"threads: {settings.threads}, float32, kernels: {_environment.collect().native}"
+    )
+    present, missing = survey(settings)
+    report.peers(
+        {p.key: p.package.version() or "" for p in present if p not in TARGET_PEERS}, missing
+    )
+    # Includes nothing of this run yet, so it is the load by others.
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    if load > (os.cpu_count() or 1) - settings.threads + 0.5:
+        report.say(f"WARNING: the load is {load:.1f} before the start: expect noise")
+
+
+def _print_summary(record: Record, settings: Settings, images: Path, report: RichReport) -> None:
+    done = {result.case: result for result in record.cases}
+    if any(case in done for case in TARGET_CASES):
+        outcomes = assess(done)
+        report.console.print(target_table(outcomes))
+        for message in dict.fromkeys(o.message for o in outcomes if o.message):
+            report.say(f"not measured: {message}")
+        met = sum(outcome.met is True for outcome in outcomes)
+        report.say(f"{met} of {len(outcomes)} targets met")
+    report.say(f"results: {settings.record}")
+    for path in draw_pictures(record.cases, images):
+        report.say(f"picture: {path}")

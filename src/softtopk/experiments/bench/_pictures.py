@@ -1,0 +1,203 @@
+"""The pictures: time against n, and error against time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from ._cases import Case, Operator
+from ._results import CaseResult, Result
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+
+WIDTH, HEIGHT = 8.0, 4.2  # inches, for 800 pixels of a README at 100 dpi
+ERRORS = (1e-9, 3.0)  # from below what float32 can do to as wrong as can be
+
+
+class Style(NamedTuple):
+    colour: str
+    line: str
+    marker: str
+
+
+# Colours that stay apart under every kind of colour blindness, by Okabe and Ito and, as there are
+# more peers, from Tol's muted scheme; and a marker of its own for each. Solid: this package;
+# dashed: solvers of the same problem; dash-dotted: other relaxations; dotted greys: torch's own.
+STYLES = {
+    "softtopk": Style("#0072B2", "-", "o"),
+    "sinkhorn": Style("#D55E00", "--", "s"),
+    "pot": Style("#E69F00", "--", "^"),
+    "qfeval": Style("#CC79A7", "--", "v"),
+    "ott": Style("#882255", "--", "D"),
+    "softtorch": Style("#661100", "--", "*"),
+    "entmax": Style("#009E73", "-.", "P"),
+    "colt5": Style("#56B4E9", "-.", "X"),
+    "difftopk": Style("#117733", "-.", "<"),
+    "torchsort": Style("#999933", "-.", ">"),
+    "sort": Style("#999999", ":", "h"),
+    "topk": Style("#000000", ":", "d"),
+    "softmax": Style("#666666", ":", "p"),
+}
+
+
+def draw_pictures(cases: Sequence[CaseResult], folder: Path) -> list[Path]:
+    """Draw what the cases have data for, and say which files were written."""
+    operators: tuple[Operator, ...] = ("unsorted", "sorted")
+    suffix = {"unsorted": "", "sorted": "_sorted"}
+    written = []
+    for operator in operators:
+        pictures = {
+            f"time_against_n{suffix[operator]}.png": _draw_time(
+                _of_series(cases, "time against n", operator)
+            ),
+            f"error_against_time{suffix[operator]}.png": _draw_error(
+                _of_series(cases, "error against time", operator)
+            ),
+        }
+        for name, figure in pictures.items():
+            if figure is not None:
+                folder.mkdir(parents=True, exist_ok=True)
+                figure.savefig(folder / name, dpi=200)
+                written.append(folder / name)
+    return written
+
+
+def _of_series(cases: Iterable[CaseResult], series: str, operator: Operator) -> list[CaseResult]:
+    return [c for c in cases if (c.case.series, c.case.operator) == (series, operator)]
+
+
+def _draw_time(cases: Sequence[CaseResult]) -> Figure | None:
+    """One line per peer; None if there are fewer than two sizes, or no peers."""
+    cases = sorted(cases, key=lambda done: done.case.n)
+    peers = _peers(cases)
+    if len(cases) < 2 or not peers:
+        return None
+    figure, axes = _figure()
+    heights = {}
+    for peer, label in peers:
+        points = [
+            (done.case.n, 1e3 * result.both.median)
+            for done in cases
+            if (result := done.of(peer)) is not None and result.both is not None
+        ]
+        style = STYLES[peer]
+        axes.plot(
+            *zip(*points, strict=True),
+            color=style.colour,
+            linestyle=style.line,
+            marker=style.marker,
+            ms=5,
+            lw=2.4 if peer == "softtopk" else 1.3,
+            zorder=3 if peer == "softtopk" else 2,
+            label=label,
+        )
+        heights[label] = points[0][1]
+    axes.set(xscale="log", yscale="log", xlabel="n", ylabel="milliseconds")
+    _plain_numbers(axes.yaxis)
+    case = cases[0].case
+    figure.suptitle(
+        f"Forward + backward, {_title(case)}, {case.rows} rows, k = {case.k}, eps = {case.eps:g}",
+        fontsize=11,
+    )
+    _legend(axes, heights)
+    return figure
+
+
+def _draw_error(cases: Sequence[CaseResult]) -> Figure | None:
+    """A point for each peer that solves the same problem, and each temperature."""
+    cases = sorted(cases, key=lambda done: -done.case.eps)
+    solved = [(peer, label) for peer, label in _peers(cases) if _points(cases, peer)]
+    if not solved:
+        return None
+    figure, axes = _figure()
+    heights = {}
+    for peer, label in solved:
+        style = STYLES[peer]
+        points = _points(cases, peer)
+        times, errors = [time for time, _, _ in points], [error for _, error, _ in points]
+        axes.plot(times, errors, color=style.colour, lw=1, alpha=0.6, zorder=1)
+        for number, (time, error, warm) in enumerate(points):
+            axes.plot(
+                time,
+                error,
+                style.marker,
+                color=style.colour,
+                mfc=style.colour if warm else "white",
+                ms=8,
+                mew=1.5,
+                label=None if number else label,
+            )
+        heights[label] = errors[0]
+    axes.set(xscale="log", yscale="log", ylabel="largest error in A", ylim=ERRORS)
+    axes.set_xlabel("milliseconds, forward + backward")
+    _plain_numbers(axes.xaxis)
+    case = cases[0].case
+    temperatures = f"filled: eps = {case.eps:g}"
+    if len(cases) > 1:
+        temperatures += f", hollow: eps = {cases[-1].case.eps:g}"
+    size = f"{case.rows} x {case.n}, k = {case.k}"
+    figure.suptitle(f"Error and time, {_title(case)}, {size} ({temperatures})", fontsize=11)
+    _legend(axes, heights)
+    return figure
+
+
+def _points(cases: Sequence[CaseResult], peer: str) -> list[tuple[float, float, bool]]:
+    """Milliseconds, error, and whether it is the highest of the temperatures."""
+    points = []
+    for done in cases:
+        result = done.of(peer)
+        if result is not None and result.both is not None and result.error is not None:
+            error = max(result.error, ERRORS[0])  # no place for zero on a logarithmic axis
+            points.append((1e3 * result.both.median, error, done is cases[0]))
+    return points
+
+
+def _peers(cases: Sequence[CaseResult]) -> list[tuple[str, str]]:
+    """Key and label of every peer that was measured in some case."""
+
+    def measured(result: Result) -> bool:
+        return result.both is not None and result.peer in STYLES
+
+    found = {r.peer: r.label for done in cases for r in done.results if measured(r)}
+    return list(found.items())
+
+
+def _title(case: Case) -> str:
+    return "soft top-k" if case.operator == "unsorted" else "sorted soft top-k"
+
+
+def _figure() -> tuple[Figure, Axes]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
+    axes = figure.subplots()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25, lw=0.5)
+    return figure, axes
+
+
+def _plain_numbers(axis: Axis) -> None:
+    """0.1, 1, 10 rather than powers, at the decades only."""
+    from matplotlib.ticker import NullFormatter
+
+    axis.set_major_formatter(lambda value, _: f"{value:,.10g}")
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _legend(axes: Axes, heights: dict[str, float]) -> None:
+    """Beside the axes, where it hides nothing, in the order of the heights."""
+    handles, labels = axes.get_legend_handles_labels()
+    order = sorted(range(len(labels)), key=lambda i: -heights[labels[i]])
+    axes.legend(
+        [handles[i] for i in order],
+        [labels[i] for i in order],
+        loc="center left",
+        bbox_to_anchor=(1.0, 0.5),
+        frameon=False,
+        fontsize=9,
+        handlelength=3,
+    )

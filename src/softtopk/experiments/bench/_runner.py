@@ -1,0 +1,361 @@
+"""A run: every case in order, every installed peer in every case."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import platform
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+import softtopk
+from softtopk import _environment
+
+from ._cases import Case, UsageError, problem_of, scores_of
+from ._measure import (
+    MIN_REPEATS,
+    Contestant,
+    available_cores,
+    pinned_threads,
+    time_in_turn,
+    variables,
+)
+from ._peers import PEERS, Peer
+from ._probe import Probe, free_memory, probe
+from ._results import CaseResult, Record, Result
+from ._targets import TARGET_PEERS
+from ._truth import true_ranking, true_selection
+
+# The float64 solution takes up to this many numbers at a time: enough for a row of any case.
+CHECKED_NUMBERS = 10**6
+# A cost that was measured at a size this many times smaller says nothing: it may be overhead.
+FAR = 100
+GIVEN_UP = "given up at a smaller size: "
+ALL_PEERS = PEERS + TARGET_PEERS
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to run. An error names the option of the command line that sets the field."""
+
+    cases: tuple[Case, ...]
+    out: Path
+    repeats: int = 7
+    budget: float = 6.0
+    """Seconds for one peer in one case."""
+    threads: int = field(default_factory=lambda: min(2, available_cores()))
+    memory: float = field(default_factory=lambda: free_memory() / 2 / 2**30)
+    """GiB for one call of one peer."""
+    peers: tuple[str, ...] = ()
+    """Keys of the peers, all if empty."""
+    resume: bool = False
+
+    def __post_init__(self) -> None:
+        keys = list(dict.fromkeys(peer.key for peer in PEERS))
+        for key in self.peers:
+            if key not in keys:
+                raise UsageError(f"--peers {key!r}: there is no such peer; give {', '.join(keys)}")
+        if self.repeats < MIN_REPEATS:
+            raise UsageError(f"--repeats {self.repeats}: give at least {MIN_REPEATS}")
+        if not self.budget > 0:
+            raise UsageError(f"--budget {self.budget:g}: give a positive number of seconds")
+        if not self.memory > 0:
+            raise UsageError(f"--memory {self.memory:g}: give a positive number of GiB")
+        if not 1 <= self.threads <= available_cores():
+            raise UsageError(
+                f"--threads {self.threads}: give a number from 1 to {available_cores()}, the cores "
+                "that this process may use"
+            )
+        if self.out.exists() and not self.out.is_dir():
+            raise UsageError(f"--out {self.out}: this is a file; give a folder")
+
+    @property
+    def record(self) -> Path:
+        return self.out / "results.json"
+
+
+class Report(Protocol):
+    """What is told of a run while it goes on."""
+
+    def case(self, number: int, total: int, case: Case) -> None:
+        """A case begins."""
+
+    def step(self, text: str) -> None:
+        """Something begins that may take a while."""
+
+    def finished(self, result: CaseResult, reused: bool) -> None:
+        """A case is done, now or in an earlier run."""
+
+
+def survey(
+    settings: Settings, peers: Sequence[Peer] = ALL_PEERS
+) -> tuple[list[Peer], dict[str, str]]:
+    """The peers that the settings ask for and that are installed; for others how to install them.
+
+    This package is always among them: the others are compared with it.
+    """
+    present, missing = [], {}
+    wanted = {*settings.peers, "softtopk", *(peer.key for peer in TARGET_PEERS)}
+    for peer in peers:
+        if settings.peers and peer.key not in wanted:
+            continue
+        if peer.package.version() is None:
+            missing[peer.key] = f"pip install {peer.package.install}"
+        else:
+            present.append(peer)
+    return present, missing
+
+
+def run(
+    settings: Settings,
+    report: Report,
+    peers: Sequence[Peer] = ALL_PEERS,
+    try_once: Callable[..., Probe] = probe,
+) -> Record:
+    """Run the cases and keep `results.json` up to date; an interrupt loses the case under way."""
+    present, missing = survey(settings, peers)
+    record = _start(settings, present)
+    record.write(settings.record)
+    with (
+        pinned_threads(settings.threads),
+        tempfile.TemporaryDirectory(prefix="softtopk-bench-") as cache,
+        # What the trial process compiles, this one finds.
+        variables(JAX_COMPILATION_CACHE_DIR=cache, JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0"),
+    ):
+        for number, case in enumerate(settings.cases, 1):
+            report.case(number, len(settings.cases), case)
+            done = record.find(case)
+            if done is None:
+                runner = _CaseRunner(case, settings, report, record, try_once)
+                here = [p for p in present if p.operator == case.operator]
+                result = runner.run(_taking_part(here, case))
+                absent = _absent(peers, missing, case)
+                result = CaseResult(case, (*result.results, *absent))
+                record.cases.append(result)
+                record.write(settings.record)
+                report.finished(result, reused=False)
+            else:
+                report.finished(done, reused=True)
+    return record
+
+
+def _taking_part(peers: Sequence[Peer], case: Case) -> list[Peer]:
+    if case.peers:
+        return [peer for peer in peers if peer.key in case.peers]
+    return [peer for peer in peers if peer not in TARGET_PEERS]
+
+
+def _absent(peers: Sequence[Peer], missing: dict[str, str], case: Case) -> list[Result]:
+    here = [p for p in peers if p.operator == case.operator and p.key in missing]
+    return [
+        Result(p.key, p.label, "not installed", missing[p.key]) for p in _taking_part(here, case)
+    ]
+
+
+def _start(settings: Settings, peers: Sequence[Peer]) -> Record:
+    """An empty record, or the one to go on with."""
+    conditions = {
+        "threads": settings.threads,
+        "repeats": settings.repeats,
+        "budget": settings.budget,
+        "peers": {p.key: p.package.version() for p in peers},
+        "torch": torch.__version__,
+        "softtopk": softtopk.__version__,
+        "sources": _digest_of_sources(),
+        "kernels": str(_environment.collect().native),
+    }
+    environment = {
+        **asdict(_environment.collect()),
+        "cores": available_cores(),
+        "cpu": _cpu(),
+        "command": sys.argv,
+    }
+    if not settings.resume or not settings.record.exists():
+        return Record(conditions, environment)
+    record = Record.read(settings.record)
+    different = [
+        f"{name} was {record.settings.get(name)!r} and is {value!r}"
+        for name, value in conditions.items()
+        if record.settings.get(name) != value
+    ]
+    if different:
+        raise UsageError(
+            f"--resume: {settings.record} was made differently ({'; '.join(different)}); "
+            "run without --resume to measure anew, or give another --out"
+        )
+    return record
+
+
+def _cpu() -> str:
+    """The name of the processor, as far as the system says."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def _digest_of_sources() -> str:
+    """Changes with the code under test, whatever the version says."""
+    package = Path(softtopk.__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*")):
+        relative = path.relative_to(package)
+        if (
+            path.suffix in (".py", ".so", ".dylib", ".dll", ".cpp", ".hpp")
+            and relative.parts[0] != "experiments"
+        ):
+            digest.update(str(relative).encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+@dataclass
+class _CaseRunner:
+    """One case: try every peer in another process, then time those that are fit, in turn."""
+
+    case: Case
+    settings: Settings
+    report: Report
+    record: Record
+    try_once: Callable[..., Probe]
+
+    def run(self, peers: Sequence[Peer]) -> CaseResult:
+        results: dict[str, Result] = {}
+        probes: dict[str, Probe] = {}
+        for peer in peers:
+            self.report.step(f"trying {peer.label}")
+            trial = self._try(peer)
+            if trial.status == "measured":
+                probes[peer.key] = trial
+            else:
+                results[peer.key] = Result(
+                    peer.key, peer.label, trial.status, trial.message, memory=trial.memory
+                )
+        fit = [peer for peer in peers if peer.key in probes]
+        results.update(self._measure(fit, probes))
+        return CaseResult(self.case, tuple(results[peer.key] for peer in peers))
+
+    def _try(self, peer: Peer) -> Probe:
+        settings, limit = self.settings, int(self.settings.memory * 2**30)
+        hopeless = self._predict(peer)
+        if hopeless is not None:
+            return hopeless
+        trial = self.try_once(
+            peer, self.case, threads=settings.threads, seconds=settings.budget, memory=limit
+        )
+        # A first call takes longer than the next ones, of which there will be at least four.
+        if trial.status == "measured" and trial.seconds > settings.budget / 2:
+            message = (
+                f"one call takes {trial.seconds:.1f} s, more than half of the budget of "
+                f"{settings.budget:g} s"
+            )
+            return Probe("too slow", message, trial.seconds, trial.memory)
+        return trial
+
+    def _predict(self, peer: Peer) -> Probe | None:
+        """Give up without a trial where the largest case so far leaves no doubt."""
+        earlier = [
+            (_work(peer, done.case), result)
+            for done in self.record.cases
+            if done.case.operator == self.case.operator
+            and (result := done.of(peer.key)) is not None
+            and _work(peer, done.case) <= _work(peer, self.case)
+        ]
+        if not earlier:
+            return None
+        work, result = max(earlier, key=lambda pair: pair[0])
+        if result.status in ("too slow", "too large"):
+            return Probe(result.status, GIVEN_UP + result.reason.removeprefix(GIVEN_UP))
+        growth = _work(peer, self.case) / work
+        if growth > FAR:
+            return None
+        scale = growth / 2  # because a part of the cost may not grow with the size
+        seconds = scale * result.both.median if result.both else 0.0
+        memory = scale * (result.memory or 0) / 2**30
+        if seconds > self.settings.budget / 2:
+            return Probe("too slow", f"one call would take more than {seconds:.1f} s")
+        if memory > self.settings.memory:
+            return Probe("too large", f"one call would need more than {memory:.1f} GiB")
+        return None
+
+    def _measure(self, peers: Sequence[Peer], probes: dict[str, Probe]) -> dict[str, Result]:
+        self.report.step("preparing inputs")
+        scores = scores_of(self.case)
+        contestants: dict[str, Contestant] = {}
+        for peer in peers:
+            self.report.step(f"preparing {peer.label}")
+            prepared = peer.prepare(problem_of(self.case, peer.output, scores))
+            contestants[peer.key] = Contestant(prepared, peer.gradient)
+        repeats = self.settings.repeats
+        with warnings.catch_warnings():
+            # Such as that Sinkhorn's algorithm has not converged, which the error says too.
+            warnings.simplefilter("ignore")
+            time_in_turn(
+                list(contestants.values()),
+                repeats,
+                self.settings.budget,
+                lambda repetition: self.report.step(f"repetition {repetition + 1} of {repeats}"),
+            )
+            errors = self._errors(peers, contestants, scores)
+        results = {}
+        for peer in peers:
+            failure = contestants[peer.key].failure
+            if failure:
+                results[peer.key] = Result(peer.key, peer.label, "failed", failure)
+                continue
+            forward, backward, both = contestants[peer.key].timings()
+            results[peer.key] = Result(
+                peer.key,
+                peer.label,
+                forward=forward,
+                backward=backward,
+                both=both,
+                memory=probes[peer.key].memory,
+                error=errors.get(peer.key),
+            )
+        return results
+
+    def _errors(
+        self, peers: Sequence[Peer], contestants: dict[str, Contestant], scores: Tensor
+    ) -> dict[str, float]:
+        """Largest error of each peer that solves our problem, over the first rows."""
+        if not self.case.check:
+            return {}
+        self.report.step("computing the errors")
+        case = self.case
+        numbers = case.n * (case.k if case.operator == "sorted" else 1)
+        some = scores[: max(1, CHECKED_NUMBERS // numbers)]
+        errors: dict[str, float] = {}
+        truths: dict[Any, Tensor] = {}
+        for peer in peers:
+            if not peer.same_problem or contestants[peer.key].failure:
+                continue
+            if peer.tau not in truths:
+                tau = peer.tau(scores, case.k, case.eps)
+                truths[peer.tau] = _truth(case, some, tau)
+            truth = truths[peer.tau]
+            run = contestants[peer.key].run
+            selection = run.selection(run.forward())[: len(truth)]
+            errors[peer.key] = (selection - truth).abs().max().item()
+        return errors
+
+
+def _truth(case: Case, some: Tensor, tau: float | Tensor) -> Tensor:
+    if case.operator == "unsorted":
+        return true_selection(some, case.k, tau[: len(some)] if isinstance(tau, Tensor) else tau)
+    assert isinstance(tau, float), "the sorted problem has one temperature"
+    return true_ranking(some, case.k, tau)
+
+
+def _work(peer: Peer, case: Case) -> float:
+    """What time and memory grow with."""
+    ranks = case.k if case.operator == "sorted" else 1
+    return float(case.rows * case.n**peer.growth * ranks)

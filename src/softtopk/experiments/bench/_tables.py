@@ -1,0 +1,143 @@
+"""The run on the terminal: progress, a table for each case, and the table of the targets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from ._cases import Case
+from ._results import CaseResult, Result, Timing
+from ._targets import Outcome
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+OURS = "softtopk"
+LOG_WIDTH = 120  # where there is no terminal to ask
+
+
+class RichReport:
+    """Shows a line of progress while a case runs, and its table when it is done."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        from rich.console import Console
+        from rich.status import Status
+
+        self.console = console or Console(highlight=False)
+        if not self.console.is_terminal:
+            self.console.width = LOG_WIDTH
+        self._status = Status("", console=self.console)
+        self._place = ""
+
+    def __enter__(self) -> RichReport:
+        self._status.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._status.stop()
+
+    def peers(self, present: Mapping[str, str], missing: Mapping[str, str]) -> None:
+        """Which peers take part, with their versions, and how to get the others."""
+        found = ", ".join(f"{name} {version}" for name, version in present.items())
+        self.say(f"peers: {found}")
+        for name, remedy in missing.items():
+            self.say(f"not installed: {name} ({remedy})")
+
+    def case(self, number: int, total: int, case: Case) -> None:
+        self._place = f"case {number} of {total}: {case.name}"
+        if not self.console.is_terminal:
+            self.say(self._place)
+
+    def step(self, text: str) -> None:
+        from rich.text import Text
+
+        self._status.update(Text(f"{self._place}: {text}"))
+
+    def finished(self, result: CaseResult, reused: bool) -> None:
+        self.console.print(case_table(result, reused))
+        for one in result.results:
+            if one.status != "measured":
+                self.say(f"  {one.label}: {one.status}: {one.reason}")
+        self.say("")
+
+    def say(self, text: str) -> None:
+        """Print a line."""
+        # Without markup, which would take the name of an extra for a style.
+        self.console.print(text, markup=False, soft_wrap=True)
+
+
+def case_table(done: CaseResult, reused: bool = False) -> Table:
+    """Times of one case in milliseconds, fastest first."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    suffix = " (from an earlier run)" if reused else ""
+    title = Text(f"{done.case.name}; milliseconds{suffix}")
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("peer", no_wrap=True)
+    columns = ("forward", "backward", "both", "quartiles", "× softtopk", "peak MB", "error")
+    for name in columns:
+        table.add_column(name, justify="right")
+    ours = done.of(OURS)
+    measured = [result for result in done.results if result.both is not None]
+    for result in sorted(measured, key=lambda r: r.both.median if r.both else 0.0):
+        table.add_row(
+            Text(result.label, style="bold" if result.peer == OURS else ""), *_cells(result, ours)
+        )
+    return table
+
+
+def _cells(result: Result, ours: Result | None) -> Iterable[str]:
+    assert result.both is not None
+    low, high = result.both.quartiles
+    yield _milliseconds(result.forward)
+    yield _milliseconds(result.backward)
+    yield _milliseconds(result.both)
+    yield f"{digits(1e3 * low)} .. {digits(1e3 * high)}"
+    yield "" if ours is None or ours.both is None else digits(result.both.median / ours.both.median)
+    yield "" if result.memory is None else f"{result.memory / 1e6:,.1f}"
+    yield "" if result.error is None else f"{result.error:.0e}"
+
+
+def target_table(outcomes: Iterable[Outcome]) -> Table:
+    """The acceptance table."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    title = "Targets (ratios of medians)"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("ratio", no_wrap=True)
+    for name in ("target", "value", "quartiles"):
+        table.add_column(name, justify="right")
+    table.add_column("")
+    words = {True: Text("met", "green"), False: Text("not met", "red")}
+    for outcome in outcomes:
+        sign = "≤" if outcome.target.at_most else "≥"
+        if outcome.value is None:
+            cells: list[str | Text] = ["", "", Text("not measured", "yellow")]
+        else:
+            assert outcome.met is not None
+            value = outcome.value
+            spread = f"{digits(value.low)} .. {digits(value.high)}"
+            cells = [digits(value.ratio), spread, words[outcome.met]]
+        table.add_row(Text(outcome.target.label), f"{sign} {outcome.target.bound:g}", *cells)
+    return table
+
+
+def _milliseconds(timing: Timing | None) -> str:
+    return "" if timing is None else digits(1e3 * timing.median)
+
+
+def digits(value: float) -> str:
+    """Three significant digits, without an exponent.
+
+    >>> digits(0.012345), digits(1.0), digits(12345.6)
+    ('0.0123', '1.00', '12,346')
+    """
+    if value >= 100:
+        return f"{value:,.0f}"
+    text = f"{value:#.3g}"
+    return text.rstrip(".") if "e" not in text else f"{value:.6f}"

@@ -1,0 +1,136 @@
+"""`softtopk bench` as users meet it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from softtopk import cli
+from softtopk.experiments.bench import PRESETS, _command
+from softtopk.experiments.bench._probe import Probe
+
+TINY = ("--size", "2x16x3", "--peers", "topk", "--repeats", "3", "--threads", "1")
+
+
+def exit_code(*args: str) -> int | str | None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["bench", *args])
+    return caught.value.code
+
+
+@pytest.fixture
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trust every peer, instead of trying it in another process."""
+    real = _command.run
+
+    def run(*args: Any) -> Any:
+        return real(*args, try_once=lambda peer, case, **_: Probe("measured", "", 1e-3, 10**6))
+
+    monkeypatch.setattr(_command, "run", run)
+
+
+def test_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The whole way once, with the trial in another process."""
+    assert exit_code(*TINY, "--out", str(tmp_path)) == 0
+    out = capsys.readouterr().out
+    assert "unsorted, 2 x 16, k = 3, eps = 0.1" in out
+    assert "sorted, 2 x 16, k = 3, eps = 0.1" in out
+    assert "softtopk" in out
+    assert f"results: {tmp_path / 'results.json'}" in out.replace("\n", "")
+    data = json.loads((tmp_path / "results.json").read_text())
+    peers = [result["peer"] for result in data["cases"][0]["results"]]
+    assert peers[0] == "softtopk"
+    assert "topk" in peers
+
+
+@pytest.mark.usefixtures("fast")
+def test_pictures_go_where_they_are_wanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = [c for c in PRESETS["quick"].cases if c.operator == "unsorted" and c.n <= 1000]
+    monkeypatch.setitem(PRESETS, "quick", _command.PRESETS["quick"].__class__(tuple(small), 3, 1.0))
+    images = tmp_path / "images"
+    args = ("--preset", "quick", "--peers", "topk", "--threads", "1", "--out", str(tmp_path))
+    assert exit_code(*args, "--images", str(images)) == 0
+    assert {p.name for p in images.iterdir()} == {"time_against_n.png", "error_against_time.png"}
+    assert {p.name for p in tmp_path.iterdir()} == {"images", "results.json"}
+
+
+@pytest.mark.usefixtures("fast")
+def test_an_interrupt_keeps_what_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real, calls = _command.RichReport.case, []
+
+    def case(self: Any, number: int, *rest: Any) -> None:
+        calls.append(number)
+        if number == 2:
+            raise KeyboardInterrupt
+        real(self, number, *rest)
+
+    monkeypatch.setattr(_command.RichReport, "case", case)
+    assert exit_code(*TINY, "--out", str(tmp_path)) == 130
+    assert "interrupted with 1 cases done; --resume does the others" in capsys.readouterr().out
+    monkeypatch.setattr(_command.RichReport, "case", real)
+    assert exit_code(*TINY, "--out", str(tmp_path), "--resume") == 0
+    assert "(from an earlier run)" in capsys.readouterr().out
+    assert len(json.loads((tmp_path / "results.json").read_text())["cases"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("--preset", "fast"), "--preset 'fast': give full, quick, targets"),
+        (("--size", "128x1000"), "--size '128x1000': give ROWSxNxK"),
+        (("--size", "1x5x5"), "--size '1x5x5': need ROWS >= 1 and 0 < K < N"),
+        (("--eps", "1"), "--eps 1: the presets have their own; give it with --size"),
+        (("--eps", "-1", "--size", "1x5x2"), "--eps -1: give a positive number"),
+        (("--peers", "pto"), "--peers 'pto': there is no such peer; give softtopk"),
+        (("--repeats", "1"), "--repeats 1: give at least 3"),
+        (("--threads", "0"), "--threads 0: give a number from 1 to"),
+    ],
+)
+def test_a_wrong_option_is_named(
+    args: tuple[str, ...],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    assert exit_code(*args) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "extra"), [("rich", "cli"), ("matplotlib", "plot")])
+def test_a_missing_dependency_names_its_extra(
+    name: str, extra: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    real = _command.importlib.util.find_spec
+    monkeypatch.setattr(
+        _command.importlib.util, "find_spec", lambda n: None if n == name else real(n)
+    )
+    settings = _command.make_settings("quick", [], None, out=tmp_path)
+    with pytest.raises(_command.UsageError, match=rf"needs {name}: pip install 'softtopk\[{extra}"):
+        _command.main(settings, tmp_path)
+
+
+def test_presets_hold_what_they_promise() -> None:
+    full = PRESETS["full"].cases
+    ns = [c.n for c in full if (c.series, c.operator) == ("time against n", "unsorted")]
+    assert ns == [10**e for e in range(2, 8)]
+    assert any(c.series == "attention" and c.rows == 8 * 8 * 512 for c in full)
+    assert any(c.operator == "sorted" for c in PRESETS["quick"].cases)
+    for preset in PRESETS.values():
+        assert len(set(preset.cases)) == len(preset.cases)
+
+
+def test_importing_the_benchmark_loads_no_optional_dependency() -> None:
+    import subprocess
+
+    code = "import softtopk.experiments.bench, sys; print(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert not set(loaded) & {"typer", "rich", "matplotlib", "ot", "jax", "entmax", "difftopk"}
