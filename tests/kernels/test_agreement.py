@@ -75,7 +75,7 @@ def test_sorted(shape, k, temperature, dtype):
 
 
 numbers = st.sampled_from(
-    [0.0, -0.0, 1.0, -1.0, 1.5, 1e-3, 1e30, -1e30, 3e38, -3e38, 1e-38, math.inf, -math.inf]
+    [0.0, -0.0, -0.0, 1.0, -1.0, 1.5, 1e-3, 1e30, -1e30, 3e38, -3e38, 1e-38, math.inf, -math.inf]
 ) | st.floats(-4, 4, width=32)
 
 
@@ -235,7 +235,8 @@ if sys.argv[1].lower() not in str(kernels.status()).lower().replace("-", ""):
     sys.exit(str(kernels.status()))
 torch.manual_seed(0)
 for dtype, tolerance in ((torch.float32, 1e-6), (torch.float64, 1e-12)):
-    for operator, n, k in ((soft_topk, 300, 7), (soft_topk, 20_001, 3000), (sorted_soft_topk, 130, 9)):
+    cases = (soft_topk, 300, 7), (soft_topk, 20_001, 3000), (sorted_soft_topk, 130, 9)
+    for operator, n, k in cases:
         for eps in (1e-4, 0.1, 10.0):
             scores = torch.randn(3, n, dtype=dtype, requires_grad=True)
             def both():

@@ -35,9 +35,9 @@ def rank_indicator_of(rows: Rows, k: int) -> Tensor:
 def _solve(
     x: Tensor, mask: Tensor | None, k: int, tau: Strength, largest: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """A (..., n, k), and the thresholds of the native library: pivots (..., k + 1), offsets (..., k).
+    """A (..., n, k), pivots (..., k + 1) and offsets (..., k) of the thresholds.
 
-    Without the library the thresholds are left undefined.
+    The latter are for the derivative by the native library, and undefined without it.
     """
     library = kernels.native()
     if library is None:

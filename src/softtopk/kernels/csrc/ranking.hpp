@@ -103,6 +103,7 @@ struct Ranks {
 // none.
 template <class T>
 int64_t ranks_reached(const Ranks<T>& ranks, double distance, double reach) {
+    if (distance <= 0.0) return ranks.count;  // -0 as well, which a quotient would make -inf
     const double steps = reach / distance;
     return steps < static_cast<double>(ranks.count) ? static_cast<int64_t>(steps) : ranks.count;
 }
