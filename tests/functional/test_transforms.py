@@ -244,6 +244,13 @@ def test_custom_operators_keep_their_promises():
             torch.full((3, 1), 0.5).double(),
             False,
         ),
+        "sorted_soft_topk": (
+            scores.clone().requires_grad_(),
+            scores < 1,
+            2,
+            torch.full((3, 1), 0.5).double(),
+            False,
+        ),
         "ranking": ((scores.unsqueeze(-1) - pivots.unsqueeze(-2)).requires_grad_(),),
         "entropic_plan": (
             randn(2, 4, 3).requires_grad_(),

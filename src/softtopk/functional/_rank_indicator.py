@@ -9,13 +9,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .. import kernels
 from ._arguments import Strength, is_readable, is_traced
 from ._autograd import batch_first, opaque, refuse_forward_mode
 from ._fusion import column, dense, per_row
-from ._ranking import ranking_of, warn_unless_converged
+from ._ranking import pull_back, ranking_of, solve_ranking, warn_unless_converged
 from ._rows import Rows, rank_distances
 
 
@@ -41,8 +42,9 @@ def _solve(
     """
     library = kernels.native()
     if library is None:
-        a = _plain(x, mask, k, tau, largest).contiguous()
-        return a, *_thresholds(x, k)
+        plan, _, converged = solve_ranking(_distances(x, mask, k, tau, largest))
+        warn_unless_converged(converged)
+        return plan[..., :k].contiguous(), *_thresholds(x, k)
     mask = None if mask is None else mask.contiguous()
     a, pivots, offsets, converged = library.ranking(dense(x), mask, k, per_row(tau, x), largest)
     warn_unless_converged(converged)
@@ -54,10 +56,9 @@ def _thresholds(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return x.new_empty(*batch, k + 1), x.new_empty(*batch, k, dtype=torch.float64)
 
 
-def _plain(x: Tensor, mask: Tensor | None, k: int, tau: Strength, largest: bool) -> Tensor:
-    """A (..., n, k) by plain operations, each of which can be differentiated."""
+def _distances(x: Tensor, mask: Tensor | None, k: int, tau: Strength, largest: bool) -> Tensor:
     rows = Rows(x, mask, tau, 1.0, 2.0 * tau, -1, x.dtype, largest).canonical()
-    return ranking_of(rank_distances(rows, k))[..., :k]
+    return rank_distances(rows, k)
 
 
 def _gradient(
@@ -69,13 +70,16 @@ def _gradient(
     largest: bool,
 ) -> Tensor:
     """The derivative of A in the scores, times ``grad`` (..., n, k)."""
-    differentiable = torch.is_grad_enabled() or not is_readable(x, grad)
-    library = None if differentiable else kernels.native()
-    if library is None:
+    if torch.is_grad_enabled() or not is_readable(x, grad):
         with torch.enable_grad():
-            leaf = x if differentiable else x.detach().requires_grad_()
-            a = _plain(leaf, mask, grad.shape[-1], tau, largest)
-            return torch.autograd.grad(a, leaf, grad, create_graph=differentiable)[0]
+            a = ranking_of(_distances(x, mask, grad.shape[-1], tau, largest))[..., :-1]
+            return torch.autograd.grad(a, x, grad, create_graph=True)[0]
+    library = kernels.native()
+    if library is None:
+        d = _distances(x, mask, grad.shape[-1], tau, largest)
+        grad_d = pull_back(solve_ranking(d)[0], F.pad(grad, (0, 1)))
+        grad_d = grad_d.masked_fill(d.isinf() | x.isinf().unsqueeze(-1), 0.0)  # decided already
+        return grad_d.sum(-1) / (tau if largest else -tau)
     mask = None if mask is None else mask.contiguous()
     return library.ranking_gradient(
         dense(x), mask, *thresholds, dense(grad), per_row(tau, x), largest

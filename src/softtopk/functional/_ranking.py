@@ -199,6 +199,16 @@ def _covariance_times(upper: Tensor, lower: Tensor, u: Tensor) -> Tensor:
     return lower * before + upper * F.pad(after, (0, 1))
 
 
+def pull_back(plan: Tensor, grad: Tensor) -> Tensor:
+    """The derivative of the plan (..., n, k + 1) in the distances (..., n, k), times ``grad``."""
+    upper, lower = tails_of(plan)
+    weighted = plan * grad
+    grad_l = weighted - plan * weighted.sum(-1, keepdim=True)
+    grad_a = grad_l[..., :-1].cumsum(-1)
+    u = _solve_covariance(upper, lower, grad_a.sum(-2))
+    return grad_a - _covariance_times(upper, lower, u.unsqueeze(-2))
+
+
 def warn_unless_converged(converged: Tensor) -> None:
     if is_readable(converged) and not bool(converged.all()):
         warn_of_convergence(
@@ -230,12 +240,7 @@ class _Ranking(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (plan,) = ctx.saved_tensors
-        upper, lower = tails_of(plan)
-        weighted = plan * grad
-        grad_l = weighted - plan * weighted.sum(-1, keepdim=True)
-        grad_a = grad_l[..., :-1].cumsum(-1)
-        u = _solve_covariance(upper, lower, grad_a.sum(-2))
-        return grad_a - _covariance_times(upper, lower, u.unsqueeze(-2))
+        return pull_back(plan, grad)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Any, Any]:
