@@ -27,8 +27,11 @@ template <class T>
 class Scratch {
   public:
     T *first, *second, *row;
+    double reach;  // how far below the largest of the rest an element matters: see `solve`
 
-    Scratch(int64_t n, bool with_row) {
+    Scratch(int64_t n, bool with_row)
+        : reach(2.0 * std::log(2.0 * static_cast<double>(n)) -
+                std::log(std::numeric_limits<T>::epsilon())) {
         const int64_t length = n + Vector<T>::width;
         memory_ = std::malloc(static_cast<size_t>(length * (with_row ? 3 : 2)) * sizeof(T) +
                               static_cast<size_t>(pieces(n)) * sizeof(Piece));
@@ -411,8 +414,9 @@ Root<T> solve(const T* x, int64_t n, double k, T tau, int threads, const Scratch
 
     const T rate = 1 / tau, nearest = tied_rest > 0.0 ? pivot : order.next;
     const double best = std::max((nearest - pivot) * rate, T(-0.125) * Limits::max());
-    const double reach = 2.0 * std::log(2.0 * static_cast<double>(n)) - std::log(Limits::epsilon());
-    const T cut = nearest - static_cast<T>(reach) * tau;
+    // The root lies at most log(2 n) below `best`, since n elements leak no more out of the top. All
+    // elements that are further below than `reach` together leak less than a rounding.
+    const T cut = nearest - static_cast<T>(scratch.reach) * tau;
     const Tails<T> tails = gather(x, n, pivot, nearest, cut, rate, threads, scratch);
 
     const double tiny = Limits::min();
