@@ -37,11 +37,13 @@ check: lint test  ## Everything a change has to pass: lint, then test.
 lint: $(STAMP)  ## Check style, formatting and types.
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+	@$(BIN)/clang-format --dry-run --Werror $(CSRC)
 	@$(BIN)/mypy
 
 format: $(STAMP)  ## Format the code and apply the safe lint fixes.
 	@$(BIN)/ruff check --fix --exit-zero --quiet .
 	@$(BIN)/ruff format .
+	@$(BIN)/clang-format -i $(CSRC)
 
 bench: $(PEERS) $(NATIVE)  ## Compare with every peer, about 15 minutes (BENCH='--preset quick' for 2).
 	@$(BIN)/softtopk bench $(BENCH)

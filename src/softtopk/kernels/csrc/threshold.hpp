@@ -32,13 +32,13 @@ class Scratch {
     Scratch(int64_t n, bool with_row)
         : reach(2.0 * std::log(2.0 * static_cast<double>(n)) -
                 std::log(std::numeric_limits<T>::epsilon())) {
-        const int64_t length = n + Vector<T>::width;
-        memory_ = std::malloc(static_cast<size_t>(length * (with_row ? 3 : 2)) * sizeof(T) +
-                              static_cast<size_t>(pieces(n)) * sizeof(Piece));
-        first = static_cast<T*>(memory_);
+        const auto length = static_cast<size_t>(n + Vector<T>::width);
+        const auto count = static_cast<size_t>(pieces(n));
+        memory_ = std::malloc(count * sizeof(Piece) + length * (with_row ? 3 : 2) * sizeof(T));
+        piece_ = static_cast<Piece*>(memory_);
+        first = reinterpret_cast<T*>(piece_ + count);
         second = first + length;
         row = second + length;
-        piece_ = reinterpret_cast<Piece*>(with_row ? row + length : row);
     }
     Scratch(const Scratch&) = delete;
     Scratch& operator=(const Scratch&) = delete;
@@ -127,19 +127,15 @@ T search(const T* list, int64_t count, int64_t rank) {
     const Split<T> bottom = split(list, count, -kInf<T>, int64_t{0});
     if (rank > bottom.above) return -kInf<T>;
     T low = bottom.nearest, high = split(list, count, kInf<T>, count).nearest;
-    int64_t from = 0, to = bottom.above + 1;  // how many are above `high`, and above "below low"
+    int64_t from = 0, to = bottom.above;  // ranks from + 1 to `to` are within the bracket
     for (int probes = 0; low < high; ++probes) {
-        const T part = probes % 2 == 1 ? T(0.5) : (static_cast<T>(rank - from) - T(0.5)) / static_cast<T>(to - from);
-        T value = high - (high - low) * part;
+        const T place = (static_cast<T>(rank - from) - T(0.5)) / static_cast<T>(to - from);
+        T value = high - (high - low) * (probes % 2 == 0 ? place : T(0.5));
         if (!(high - low <= largest)) value = high > largest ? largest : low / 2 + high / 2;
         if (!(value >= low && value < high)) value = low;
         const bool snap = probes > 8;
-        Split<T> found{};
-        if (snap) {
-            found = split(list, count, value, rank);
-        } else {
-            found = {count_above(list, count, value), value};
-        }
+        const Split<T> found = snap ? split(list, count, value, rank)
+                                    : Split<T>{count_above(list, count, value), value};
         if (found.above == rank || found.above == rank - 1) {
             return snap ? found.nearest : split(list, count, value, rank).nearest;
         }
@@ -178,7 +174,8 @@ Bracket<T> guess(const T* list, int64_t count, int64_t rank, int caution) {
     uint32_t random = 12345;  // one element out of every stretch, so that no pattern misleads
     for (int64_t i = 0; i < size; ++i) {
         random = random * 1664525u + 1013904223u;
-        sample[i] = list[i * stride + (static_cast<int64_t>(random >> 8) * stride >> 24)];
+        const T value = list[i * stride + (static_cast<int64_t>(random >> 8) * stride >> 24)];
+        sample[i] = std::isnan(value) ? -kInf<T> : value;
     }
     const double share = static_cast<double>(rank) / static_cast<double>(count);
     const double place = share * static_cast<double>(size);
