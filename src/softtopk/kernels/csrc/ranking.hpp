@@ -103,9 +103,9 @@ struct Ranks {
 // none.
 template <class T>
 int64_t ranks_reached(const Ranks<T>& ranks, double distance, double reach) {
-    if (distance <= 0.0) return ranks.count;  // -0 as well, which a quotient would make -inf
-    const double steps = reach / distance;
-    return steps < static_cast<double>(ranks.count) ? static_cast<int64_t>(steps) : ranks.count;
+    // No division by a distance of 0, or of -0 from one zero to the other.
+    if (distance * static_cast<double>(ranks.count) <= reach) return ranks.count;
+    return static_cast<int64_t>(reach / distance);
 }
 
 // How far below the best outsider an element leaks less than `precision` / n of what that one does:
