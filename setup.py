@@ -32,7 +32,7 @@ GNU_COMPILE = [
     "-fno-math-errno",
     "-fno-trapping-math",
 ]
-GNU_LINK = ["-pthread"]
+GNU_LINK = ["-pthread", *(["-ldl"] if sys.platform == "linux" else [])]
 MSVC_COMPILE = ["/std:c++17", "/O2", "/EHsc"]
 
 

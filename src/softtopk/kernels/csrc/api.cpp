@@ -64,7 +64,8 @@ SOFTTOPK_EXPORT int32_t softtopk_abi_version() { return 1; }
 
 SOFTTOPK_EXPORT const char* softtopk_instruction_set() { return softtopk::current.load()->name; }
 
-// Use another instruction set than the best one, to compare them. Returns whether that was possible.
+// Use another instruction set than the best one, to compare them. Returns whether that was
+// possible.
 SOFTTOPK_EXPORT int32_t softtopk_use_instruction_set(const char* name) {
     const softtopk::InstructionSet* const set = softtopk::find(name);
     if (set != nullptr) softtopk::current = set;
@@ -76,8 +77,8 @@ SOFTTOPK_EXPORT int32_t softtopk_use_instruction_set(const char* name) {
         const T* x, const uint8_t* mask, int64_t rows, int64_t n, double k, const double* ks,     \
         double tau, const double* taus, int32_t largest, T* a, T* pivot, T* offset,               \
         int32_t threads) {                                                                        \
-        return kernels<T>().threshold({x, mask, rows, n, {k, ks}, {tau, taus}, largest != 0, a,   \
-                                       pivot, offset, threads});                                  \
+        return kernels<T>().threshold(                                                            \
+            {x, mask, rows, n, {k, ks}, {tau, taus}, largest != 0, a, pivot, offset, threads});   \
     }                                                                                             \
     SOFTTOPK_EXPORT int32_t softtopk_threshold_gradient_##suffix(                                 \
         const T* a, const T* grad, int64_t rows, int64_t n, double tau, const double* taus,       \
@@ -88,15 +89,35 @@ SOFTTOPK_EXPORT int32_t softtopk_use_instruction_set(const char* name) {
         const T* x, const uint8_t* mask, int64_t rows, int64_t n, int64_t k, double tau,          \
         const double* taus, int32_t largest, T* plan, T* pivot, double* offset,                   \
         uint8_t* converged, int32_t threads) {                                                    \
-        return kernels<T>().ranking({x, mask, rows, n, k, {tau, taus}, largest != 0, plan, pivot, \
-                                     offset, converged, threads});                                \
+        return kernels<T>().ranking({x,                                                           \
+                                     mask,                                                        \
+                                     rows,                                                        \
+                                     n,                                                           \
+                                     k,                                                           \
+                                     {tau, taus},                                                 \
+                                     largest != 0,                                                \
+                                     plan,                                                        \
+                                     pivot,                                                       \
+                                     offset,                                                      \
+                                     converged,                                                   \
+                                     threads});                                                   \
     }                                                                                             \
     SOFTTOPK_EXPORT int32_t softtopk_ranking_gradient_##suffix(                                   \
         const T* x, const uint8_t* mask, const T* pivot, const double* offset, const T* grad,     \
         int64_t rows, int64_t n, int64_t k, double tau, const double* taus, int32_t largest,      \
         T* grad_x, int32_t threads) {                                                             \
-        return kernels<T>().ranking_gradient({x, mask, pivot, offset, grad, rows, n, k,           \
-                                              {tau, taus}, largest != 0, grad_x, threads});       \
+        return kernels<T>().ranking_gradient({x,                                                  \
+                                              mask,                                               \
+                                              pivot,                                              \
+                                              offset,                                             \
+                                              grad,                                               \
+                                              rows,                                               \
+                                              n,                                                  \
+                                              k,                                                  \
+                                              {tau, taus},                                        \
+                                              largest != 0,                                       \
+                                              grad_x,                                             \
+                                              threads});                                          \
     }
 
 SOFTTOPK_INTERFACE(float, f32)

@@ -7,7 +7,9 @@
 // The standard headers are above: no function of theirs may be compiled for this target, since the
 // linker keeps one copy for all files.
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,avx2,fma,popcnt"))), apply_to = function)
+#pragma clang attribute push(                                                      \
+    __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,avx2,fma,popcnt"))), \
+    apply_to = function)
 #else
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512dq,avx512bw,avx512vl,avx2,fma,popcnt")

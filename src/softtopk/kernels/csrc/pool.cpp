@@ -9,6 +9,7 @@
 #include <thread>
 
 #if !defined(_WIN32)
+#include <dlfcn.h>
 #include <pthread.h>
 #endif
 
@@ -35,8 +36,9 @@ inline void relax() {
 #endif
 }
 
-// A worker looks out for the next call for a while before it goes to sleep, since calls often follow
-// each other closely (forward, backward) and waking takes longer than a short call. It never holds up the caller: who has not begun when the tasks run out is not waited for.
+// A worker looks out for the next call for a while before it goes to sleep, since calls often
+// follow each other closely (forward, backward) and waking takes longer than a short call. It never
+// holds up the caller: who has not begun when the tasks run out is not waited for.
 class Pool {
   public:
     void run(Job& job) {
@@ -67,9 +69,7 @@ class Pool {
     static constexpr std::chrono::microseconds kLookout{100};
     static constexpr int kSpins = 400;
 
-    bool called(uint64_t seen) const {
-        return generation_.load(std::memory_order_acquire) != seen;
-    }
+    bool called(uint64_t seen) const { return generation_.load(std::memory_order_acquire) != seen; }
 
     void start_workers(int wanted) {
         for (; workers_ < wanted; ++workers_) {
@@ -108,18 +108,25 @@ class Pool {
 };
 
 // Never destroyed: at exit and in a forked child its threads may be gone or still waiting.
-std::atomic<Pool*> current{nullptr};
+std::atomic<Pool*> own{nullptr};
 
-Pool* pool() {
-    static std::once_flag once;
-    std::call_once(once, [] {
-        current = new Pool;
+// torch's own threads, if it uses OpenMP, through the function that GNU's and Intel's libraries
+// export for compiled code. A second set of threads would compete with torch's for the cores, since
+// OpenMP's keep a core busy for some milliseconds after each call.
+using Parallel = void (*)(void (*)(void*), void*, unsigned threads, unsigned flags);
+std::atomic<Parallel> openmp{nullptr};
+
+void set_up() {
+    own = new Pool;
 #if !defined(_WIN32)
-        // The workers do not exist in a forked child, and its copies of their locks may be held.
-        pthread_atfork(nullptr, nullptr, [] { current = new Pool; });
-#endif
+    openmp = reinterpret_cast<Parallel>(dlsym(RTLD_DEFAULT, "GOMP_parallel"));
+    // In a forked child the threads do not exist, OpenMP would wait for them forever, and copies of
+    // locks may be held.
+    pthread_atfork(nullptr, nullptr, [] {
+        own = new Pool;
+        openmp = nullptr;
     });
-    return current;
+#endif
 }
 
 }  // namespace
@@ -130,7 +137,14 @@ void run(int64_t count, int threads, void (*function)(void*, int64_t), void* con
     job.context = context;
     job.count = count;
     job.helpers = static_cast<int>(count < threads ? count : threads) - 1;
-    pool()->run(job);
+    static std::once_flag once;
+    std::call_once(once, set_up);
+    if (const Parallel parallel = openmp) {
+        const auto wanted = static_cast<unsigned>(job.helpers + 1);
+        parallel([](void* j) { static_cast<Job*>(j)->work(); }, &job, wanted, 0);
+    } else {
+        own.load()->run(job);
+    }
 }
 
 }  // namespace softtopk

@@ -1,11 +1,11 @@
-// The sorted operator: k thresholds per row, by Newton's method on the logarithms of ratios of leaks.
-// functional/_ranking.py has the derivation. Included once in each instruction set's file, after
-// threshold.hpp.
+// The sorted operator: k thresholds per row, by Newton's method on the logarithms of ratios of
+// leaks. functional/_ranking.py has the derivation. Included once in each instruction set's file,
+// after threshold.hpp.
 //
 // Infinite scores are decided apart: p elements at +inf share the first p ranks, elements at -inf
-// take no part. What is left is a problem of finite elements and K thresholds, K < their number; its
-// last rank, "all the places after the last", is a rank of the result where a row has no more than
-// k elements.
+// take no part. What is left is a problem of finite elements and K thresholds, K < their number;
+// its last rank, "all the places after the last", is a rank of the result where a row has no more
+// than k elements.
 //
 // The K + 1 best elements ("sorted") and all others ("outsiders") are treated differently. From the
 // solved marginals follow two bounds: an outsider is at most 1.7 times as likely to have one of the
@@ -55,8 +55,8 @@ class RankSpace {
         const int64_t padded = k / 8 * 8 + 16;
         block = kBlockBytes / static_cast<int64_t>(sizeof(T)) / (2 * k);
         block = std::min(std::max<int64_t>(block / width, 2) * width, kLongestBlock);
-        double** const lists[] = {&gap, &decay, &t,    &trial, &alpha,   &beta, &h,
-                                  &step, &top,  &rest, &mass,  &inverse, &plan};
+        double** const lists[] = {&gap,  &decay, &t,    &trial, &alpha,   &beta, &h,
+                                  &step, &top,   &rest, &mass,  &inverse, &plan};
         const int64_t doubles = 13 * padded + 3 * (k + 1) * k;
         const int64_t others = 2 * padded + 3 * k * block + n + kMaxBands * width + kLongestBlock;
         memory_ = std::malloc(static_cast<size_t>(doubles) * sizeof(double) +
@@ -93,8 +93,8 @@ struct Ranks {
     int64_t count;     // K
     int64_t infinite;  // p
     double tau;
-    double tied;       // how many outsiders tie with the best, itself included
-    int64_t n;         // of the row, for bounds
+    double tied;           // how many outsiders tie with the best, itself included
+    int64_t n;             // of the row, for bounds
     Band band[kMaxBands];  // of the list u: those that matter to rounding, without these ties
     int bands;
 };
@@ -118,7 +118,8 @@ template <class T>
 void measure_gaps(const Ranks<T>& ranks, const RankSpace<T>& space) {
     constexpr double longest = 0.125 * std::numeric_limits<double>::max();
     for (int64_t j = 0; j < ranks.count; ++j) {
-        const double gap = static_cast<double>(ranks.pivot[j]) - static_cast<double>(ranks.pivot[j + 1]);
+        const double gap =
+            static_cast<double>(ranks.pivot[j]) - static_cast<double>(ranks.pivot[j + 1]);
         space.gap[j] = std::min(gap / ranks.tau, longest);
         space.decay[j] = std::exp(-space.gap[j]);
     }
@@ -167,8 +168,8 @@ inline void tails_of(const double* plan, int64_t count, double* upper, double* l
     for (int64_t j = count - 1; j >= 0; --j) lower[j] = sum += plan[j + 1];
 }
 
-// Plan of a vector of outsiders without its scale, which is returned: plan[d] for rank K - 1 - d. The
-// plan of rank K without scale is 1.
+// Plan of a vector of outsiders without its scale, which is returned: plan[d] for rank K - 1 - d.
+// The plan of rank K without scale is 1.
 template <class T>
 SOFTTOPK_INLINE typename Vector<T>::V outsider_plan(typename Vector<T>::V u, const T* factor,
                                                     int64_t count, int64_t stride, T* plan) {
@@ -429,7 +430,8 @@ inline void factorise(double* matrix, double* inverse, int64_t count) {
             const int64_t size = std::min<int64_t>(4, i - j);
             for (int64_t a = 0; a < size; ++a) {
                 double value = row[j + a];
-                for (int64_t b = 0; b < a; ++b) value += factor[b] * matrix[(j + b) * count + j + a];
+                for (int64_t b = 0; b < a; ++b)
+                    value += factor[b] * matrix[(j + b) * count + j + a];
                 row[j + a] = value * inverse[j + a];
                 factor[a] = -row[j + a];
             }
@@ -544,7 +546,8 @@ template <class T>
 void exponentiate_outsiders(T* list, int64_t count, T best, T tau) {
     using S = Vector<T>;
     for (int64_t i = 0; i < count; i += S::width) {
-        const auto v = i + S::width <= count ? load(list + i) : load_part(list + i, count - i, -kInf<T>);
+        const auto v =
+            i + S::width <= count ? load(list + i) : load_part(list + i, count - i, -kInf<T>);
         store(list + i, exp_of_negative<T>((v - best) / tau));
     }
 }
@@ -585,7 +588,8 @@ Ranks<T> sort_out(const T* x, int64_t n, Census census, int64_t k, T tau, T* piv
     double distance = reach / static_cast<double>(ranks.count + 1);
     T high = std::nextafter(best, -kInf<T>);
     for (; left > 0; distance *= 2.0) {
-        const bool all = ranks.bands == kMaxBands - 1 || distance > 0.5 * reach || left <= 4 * width;
+        const bool all =
+            ranks.bands == kMaxBands - 1 || distance > 0.5 * reach || left <= 4 * width;
         const T low = all ? cut : std::max(best - static_cast<T>(distance) * tau, cut);
         const int64_t size = take_between(list, active, low, high, space.u + begin);
         if (size > 0) {
@@ -643,7 +647,8 @@ void write_plan(const T* x, int64_t n, int64_t k, const Ranks<T>& ranks, T* plan
         if (nearest < reach) {
             const int64_t reached = ranks_reached(ranks, nearest, reach);
             const auto u = exponential_below<T>(v, best, tau);
-            const auto scale = outsider_plan<T>(u, space.factor, reached, S::width, space.plan_block);
+            const auto scale =
+                outsider_plan<T>(u, space.factor, reached, S::width, space.plan_block);
             T* const column = to + first + count - 1;
             for (int64_t d = 0; d < reached; ++d) {
                 store(lanes, load(space.plan_block + d * S::width) * scale);
@@ -743,8 +748,8 @@ inline void solve_covariance(double* matrix, double* right, double* scale, doubl
     for (int64_t j = 0; j < count; ++j) right[j] *= scale[j];
 }
 
-// The gradient of a row. All numbers of an element are measured from the rank that is its own: s for
-// the sorted element s, K for an outsider. So what is multiplied with a plan near 1 is 0, and
+// The gradient of a row. All numbers of an element are measured from the rank that is its own: s
+// for the sorted element s, K for an outsider. So what is multiplied with a plan near 1 is 0, and
 // nothing cancels at low temperature.
 //
 // Summed over the thresholds, the derivative in _ranking.py is the covariance of Y_j = K - j and
@@ -754,8 +759,15 @@ class RankGradient {
   public:
     RankGradient(const T* x, const T* grad, int64_t n, int64_t k, const Ranks<T>& ranks,
                  const RankSpace<T>& space)
-        : x_(x), grad_(grad), n_(n), k_(k), count_(ranks.count), ranks_(ranks), space_(space),
-          best_(ranks.pivot[ranks.count]), tau_(static_cast<T>(ranks.tau)),
+        : x_(x),
+          grad_(grad),
+          n_(n),
+          k_(k),
+          count_(ranks.count),
+          ranks_(ranks),
+          space_(space),
+          best_(ranks.pivot[ranks.count]),
+          tau_(static_cast<T>(ranks.tau)),
           last_is_a_rank_(ranks.infinite + ranks.count < k) {}
 
     void write(T rate, T* out) {
@@ -777,8 +789,7 @@ class RankGradient {
             const double nearest = nearest_of(ranks_, v, best_);
             if (nearest < -static_cast<double>(ExpConstants<T>::lowest)) {
                 for (int64_t lane = 0; lane < width; ++lane) index[lane] = i + lane;
-                const int64_t reached =
-                    std::min(count_, ranks_reached(ranks_, nearest, reach) + 1);
+                const int64_t reached = std::min(count_, ranks_reached(ranks_, nearest, reach) + 1);
                 const V e = exponential_below<T>(v, best_, tau_);
                 const V g = outsider_gradient(e, index, width, reached);
                 const auto moved = (e > S::all(0)) & (v <= S::all(best_));
@@ -788,7 +799,8 @@ class RankGradient {
             }
             unsigned above = bits_of<T>((v > S::all(best_)) & (v < S::all(kInf<T>)));
             for (int64_t lane = 0; above != 0; ++lane, above >>= 1) {
-                if (above & 1) out[i + lane] = static_cast<T>(sorted_gradient(i + lane, shift)) * rate;
+                if (above & 1)
+                    out[i + lane] = static_cast<T>(sorted_gradient(i + lane, shift)) * rate;
             }
         }
     }
@@ -800,7 +812,8 @@ class RankGradient {
     // H in the upper triangle of `matrix`, and the pull on each threshold in `h`.
     void sum_up() {
         const double reach = reach_of(n_, std::numeric_limits<T>::epsilon());
-        const T cut = std::max(best_ - static_cast<T>(reach) * tau_, std::numeric_limits<T>::lowest());
+        const T cut =
+            std::max(best_ - static_cast<T>(reach) * tau_, std::numeric_limits<T>::lowest());
         int64_t index[RankSpace<T>::kLongestBlock], waiting = 0, sorted = 0;
         std::fill_n(space_.matrix, count_ * count_, 0.0);
         std::fill_n(space_.h, count_, 0.0);
@@ -834,7 +847,8 @@ class RankGradient {
         const int64_t s = place_of(ranks_, x_[i]);
         sorted_plan(ranks_, s, space_, space_.plan);
         const T* from = grad_ + i * k_ + ranks_.infinite;
-        const double base = static_cast<double>(from[s]);  // s < K: the best outsider is not sorted here
+        const double base =
+            static_cast<double>(from[s]);  // s < K: the best outsider is not sorted here
         for (int64_t j = 0; j < count_; ++j) g[j] = static_cast<double>(from[j]) - base;
         g[count_] = (last_is_a_rank_ ? static_cast<double>(from[count_]) : 0.0) - base;
         return s;
@@ -886,9 +900,11 @@ class RankGradient {
         gather(index, size, count_);
         for (int64_t i = 0; i < size; i += S::width) {
             T *const plan = space_.plan_block + i, *const g = space_.g_block + i;
-            const V scale = outsider_plan<T>(load(space_.u + i), space_.factor, count_, stride, plan);
+            const V scale =
+                outsider_plan<T>(load(space_.u + i), space_.factor, count_, stride, plan);
             V mean = S::all(0), sum = S::all(0);
-            for (int64_t d = 0; d < count_; ++d) mean += load(plan + d * stride) * load(g + d * stride);
+            for (int64_t d = 0; d < count_; ++d)
+                mean += load(plan + d * stride) * load(g + d * stride);
             mean *= scale;
             for (int64_t d = count_ - 1; d >= 0; --d) {
                 sum += load(plan + d * stride) * scale * (load(g + d * stride) - mean);
@@ -960,48 +976,30 @@ void ranking_gradient_of_row(const RankingGradientCall<T>& call, int64_t row, in
     gradient.write((call.largest ? T(1) : T(-1)) / tau, out);
 }
 
-// Rows side by side; only the passes over a single long row share the threads.
-template <class T, class Body>
-Status each_ranking(int64_t rows, int64_t n, int64_t k, int threads, bool with_row, Body body) {
-    constexpr int64_t kWorthAThread = 4096;
-    threads = static_cast<int>(
-        std::min<int64_t>(threads, std::max<int64_t>(1, rows * n * k / kWorthAThread)));
+// Only the passes over a single long row share the threads.
+template <class T, class Call, class Body>
+Status each_ranking(const Call& call, Body body) {
+    const int lists = call.largest && call.mask == nullptr ? 2 : 3;
+    const int threads = threads_for(call.rows * call.n * call.k, 4096, call.threads);
     std::atomic<int32_t> status{kDone};
-    const auto block = [&](int64_t begin, int64_t end, int threads_per_row) {
-        const Scratch<T> scratch(n, with_row);
-        const RankSpace<T> space(n, k);
+    each_block(call.rows, threads, false, [&](int64_t begin, int64_t end, int row_threads) {
+        const Scratch<T> scratch(call.n, lists);
+        const RankSpace<T> space(call.n, call.k);
         if (!scratch || !space) {
             status = kOutOfMemory;
             return;
         }
-        for (int64_t row = begin; row < end; ++row) body(row, threads_per_row, scratch, space);
-    };
-    if (threads == 1 || rows < threads) {
-        block(0, rows, threads);
-    } else {
-        const int64_t size = std::max<int64_t>(1, rows / (threads * 8));
-        each((rows + size - 1) / size, threads,
-             [&](int64_t i) { block(i * size, std::min(rows, (i + 1) * size), 1); });
-    }
+        for (int64_t row = begin; row < end; ++row) body(call, row, row_threads, scratch, space);
+    });
     return static_cast<Status>(status.load());
 }
 
 template <class T>
 Status ranking(const RankingCall<T>& call) {
-    return each_ranking<T>(call.rows, call.n, call.k, call.threads,
-                           !call.largest || call.mask != nullptr,
-                           [&](int64_t row, int threads, const Scratch<T>& scratch,
-                               const RankSpace<T>& space) {
-                               ranking_of_row(call, row, threads, scratch, space);
-                           });
+    return each_ranking<T>(call, ranking_of_row<T>);
 }
 
 template <class T>
 Status ranking_gradient(const RankingGradientCall<T>& call) {
-    return each_ranking<T>(call.rows, call.n, call.k, call.threads,
-                           !call.largest || call.mask != nullptr,
-                           [&](int64_t row, int threads, const Scratch<T>& scratch,
-                               const RankSpace<T>& space) {
-                               ranking_gradient_of_row(call, row, threads, scratch, space);
-                           });
+    return each_ranking<T>(call, ranking_gradient_of_row<T>);
 }

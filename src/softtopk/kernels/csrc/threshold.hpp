@@ -3,7 +3,8 @@
 // after vector.hpp.
 //
 // The work of a row, in passes over it:
-//   1. guess a bracket of the pivot from a sample, collect what is inside, select there (`order_of`)
+//   1. guess a bracket of the pivot from a sample, collect what is inside, select there
+//   (`order_of`)
 //   2. collect the elements that matter to rounding (`gather`); Newton's steps see only those
 //   3. write A
 
@@ -29,12 +30,13 @@ class Scratch {
     T *first, *second, *row;
     double reach;  // how far below the largest of the rest an element matters: see `solve`
 
-    Scratch(int64_t n, bool with_row)
+    Scratch(int64_t n, int lists)  // 0, 2, or 3 with `row`
         : reach(2.0 * std::log(2.0 * static_cast<double>(n)) -
                 std::log(std::numeric_limits<T>::epsilon())) {
         const auto length = static_cast<size_t>(n + Vector<T>::width);
         const auto count = static_cast<size_t>(pieces(n));
-        memory_ = std::malloc(count * sizeof(Piece) + length * (with_row ? 3 : 2) * sizeof(T));
+        memory_ =
+            std::malloc(count * sizeof(Piece) + length * static_cast<size_t>(lists) * sizeof(T));
         piece_ = static_cast<Piece*>(memory_);
         first = reinterpret_cast<T*>(piece_ + count);
         second = first + length;
@@ -63,15 +65,13 @@ class Scratch {
 template <class T, class Body>
 SOFTTOPK_INLINE void each_piece(int64_t n, int threads, const Scratch<T>& scratch, Body body) {
     if (n <= kPiece) return body(int64_t{0}, n, scratch.piece(0));
-    each(pieces(n), threads, [&](int64_t i) {
-        body(i * kPiece, std::min(n, (i + 1) * kPiece), scratch.piece(i));
-    });
+    each(pieces(n), threads,
+         [&](int64_t i) { body(i * kPiece, std::min(n, (i + 1) * kPiece), scratch.piece(i)); });
 }
 
 // Move the lists that the pieces left at the beginning of their places together.
 template <class T>
-int64_t join(T* list, int64_t n, const Scratch<T>& scratch,
-             int64_t Scratch<T>::Piece::*count) {
+int64_t join(T* list, int64_t n, const Scratch<T>& scratch, int64_t Scratch<T>::Piece::* count) {
     int64_t total = scratch.piece(0).*count;
     for (int64_t i = 1; i < pieces(n); ++i) {
         const int64_t more = scratch.piece(i).*count;
@@ -112,7 +112,8 @@ SOFTTOPK_INLINE int64_t count_above(const T* list, int64_t count, T value) {
     using S = Vector<T>;
     const auto middle = S::all(value);
     int64_t above = 0;
-    for (int64_t i = 0; i < count; i += S::width) above += count_of(bits_of<T>(load(list + i) > middle));
+    for (int64_t i = 0; i < count; i += S::width)
+        above += count_of(bits_of<T>(load(list + i) > middle));
     return above;
 }
 
@@ -288,8 +289,8 @@ struct Tails {
     double sum_rest, sum_top;
 };
 
-// In place: list -> exp((list - origin) * rate), which is at most 1, followed by zeros up to a whole
-// vector. Returns the sum.
+// In place: list -> exp((list - origin) * rate), which is at most 1, followed by zeros up to a
+// whole vector. Returns the sum.
 template <class T>
 double exponentiate(T* list, int64_t count, T origin, T rate, int threads,
                     const Scratch<T>& scratch) {
@@ -389,9 +390,9 @@ struct Root {
     T pivot, offset;
 };
 
-// The threshold of a row is pivot + tau * offset. The pivot is -inf where everything that takes part
-// is selected, +inf where nothing is or where infinite scores share the places, NaN where there is
-// a NaN.
+// The threshold of a row is pivot + tau * offset. The pivot is -inf where everything that takes
+// part is selected, +inf where nothing is or where infinite scores share the places, NaN where
+// there is a NaN.
 template <class T>
 Root<T> solve(const T* x, int64_t n, double k, T tau, int threads, const Scratch<T>& scratch) {
     using Limits = std::numeric_limits<T>;
@@ -406,13 +407,14 @@ Root<T> solve(const T* x, int64_t n, double k, T tau, int threads, const Scratch
         return {-kInf<T>, -kInf<T>};
     }
     if (pivot == kInf<T>) {
-        return {pivot, static_cast<T>(tied_rest > 0.0 ? std::log(tied_rest / tied_top) : -kInfinity)};
+        return {pivot,
+                static_cast<T>(tied_rest > 0.0 ? std::log(tied_rest / tied_top) : -kInfinity)};
     }
 
     const T rate = 1 / tau, nearest = tied_rest > 0.0 ? pivot : order.next;
     const double best = std::max((nearest - pivot) * rate, T(-0.125) * Limits::max());
-    // The root lies at most log(2 n) below `best`, since n elements leak no more out of the top. All
-    // elements that are further below than `reach` together leak less than a rounding.
+    // The root lies at most log(2 n) below `best`, since n elements leak no more out of the top.
+    // All elements that are further below than `reach` together leak less than a rounding.
     const T cut = nearest - static_cast<T>(scratch.reach) * tau;
     const Tails<T> tails = gather(x, n, pivot, nearest, cut, rate, threads, scratch);
 
@@ -494,7 +496,7 @@ const T* canonical(const ThresholdCall<T>& call, int64_t row, const Scratch<T>& 
 
 template <class T>
 Status threshold_of_row(const ThresholdCall<T>& call, int64_t row, int threads,
-                      const Scratch<T>& scratch) {
+                        const Scratch<T>& scratch) {
     const T tau = static_cast<T>(call.tau[row]);
     const T* x = canonical(call, row, scratch, threads);
     const Root<T> root = solve(x, call.n, call.k[row], tau, threads, scratch);
@@ -514,7 +516,7 @@ Status threshold_of_row(const ThresholdCall<T>& call, int64_t row, int threads,
 // g_x = s (g - sum(s g) / sum(s)) / tau with s = A (1 - A).
 template <class T>
 Status gradient_of_row(const ThresholdGradientCall<T>& call, int64_t row, int threads,
-                     const Scratch<T>& scratch) {
+                       const Scratch<T>& scratch) {
     using S = Vector<T>;
     using V = typename S::V;
     const T *a = call.a + row * call.n, *grad = call.grad + row * call.n;
@@ -553,7 +555,8 @@ Status gradient_of_row(const ThresholdGradientCall<T>& call, int64_t row, int th
             return S::select(s > S::all(0), s * (g - mean) * rate, S::all(0));
         };
         int64_t i = begin;
-        for (; i + S::width <= end; i += S::width) store(out + i, pass(load(a + i), load(grad + i)));
+        for (; i + S::width <= end; i += S::width)
+            store(out + i, pass(load(a + i), load(grad + i)));
         if (i < end) {
             store_part(out + i, end - i,
                        pass(load_part(a + i, end - i, T(0)), load_part(grad + i, end - i, T(0))));
@@ -562,47 +565,55 @@ Status gradient_of_row(const ThresholdGradientCall<T>& call, int64_t row, int th
     return kDone;
 }
 
-// Rows side by side when there are enough of them for all threads, else the threads share a row.
+// One thread for so many elements at least.
+inline int threads_for(int64_t elements, int64_t grain, int most) {
+    return static_cast<int>(std::min<int64_t>(most, std::max<int64_t>(1, elements / grain)));
+}
+
+// block(begin, end, threads) for blocks of rows: side by side when there are enough rows for all
+// threads, else one block whose rows have all the threads in turn.
+template <class Block>
+void each_block(int64_t rows, int threads, bool in_turn, Block block) {
+    if (threads == 1 || rows < threads || in_turn) return block(int64_t{0}, rows, threads);
+    const int64_t size = std::max<int64_t>(1, rows / (threads * 8));
+    each((rows + size - 1) / size, threads,
+         [&](int64_t i) { block(i * size, std::min(rows, (i + 1) * size), 1); });
+}
+
 template <class T, class Body>
-Status each_row(int64_t rows, int64_t n, int threads, bool with_row, Body body) {
-    constexpr int64_t kWorthAThread = 4096, kLongRow = 1 << 18;
-    threads = static_cast<int>(
-        std::min<int64_t>(threads, std::max<int64_t>(1, rows * n / kWorthAThread)));
+Status each_row(int64_t rows, int64_t n, int threads, int lists, Body body) {
+    constexpr int64_t kLongRow = 1 << 18;
     std::atomic<int32_t> status{kDone};
-    const auto block = [&](int64_t begin, int64_t end, int threads_per_row) {
-        const Scratch<T> scratch(n, with_row);
+    each_block(rows, threads, n >= kLongRow, [&](int64_t begin, int64_t end, int row_threads) {
+        const Scratch<T> scratch(n, lists);
         if (!scratch) {
             status = kOutOfMemory;
             return;
         }
         for (int64_t row = begin; row < end; ++row) {
-            const int32_t outcome = body(row, threads_per_row, scratch);
+            const int32_t outcome = body(row, row_threads, scratch);
             int32_t expected = kDone;
             if (outcome != kDone) status.compare_exchange_strong(expected, outcome);
         }
-    };
-    if (threads == 1 || rows < threads || n >= kLongRow) {
-        block(0, rows, threads);
-    } else {
-        const int64_t size = std::max<int64_t>(1, rows / (threads * 8));
-        each((rows + size - 1) / size, threads,
-             [&](int64_t i) { block(i * size, std::min(rows, (i + 1) * size), 1); });
-    }
+    });
     return static_cast<Status>(status.load());
 }
 
 template <class T>
 Status threshold(const ThresholdCall<T>& call) {
-    return each_row<T>(call.rows, call.n, call.threads, !call.largest || call.mask != nullptr,
-                       [&](int64_t row, int threads, const Scratch<T>& scratch) {
-                           return threshold_of_row(call, row, threads, scratch);
+    const int lists = call.largest && call.mask == nullptr ? 2 : 3;
+    const int threads = threads_for(call.rows * call.n, 4096, call.threads);
+    return each_row<T>(call.rows, call.n, threads, lists,
+                       [&](int64_t row, int row_threads, const Scratch<T>& scratch) {
+                           return threshold_of_row(call, row, row_threads, scratch);
                        });
 }
 
 template <class T>
 Status threshold_gradient(const ThresholdGradientCall<T>& call) {
-    return each_row<T>(call.rows, call.n, call.threads, false,
-                       [&](int64_t row, int threads, const Scratch<T>& scratch) {
-                           return gradient_of_row(call, row, threads, scratch);
+    const int threads = threads_for(call.rows * call.n, 32768, call.threads);
+    return each_row<T>(call.rows, call.n, threads, 0,
+                       [&](int64_t row, int row_threads, const Scratch<T>& scratch) {
+                           return gradient_of_row(call, row, row_threads, scratch);
                        });
 }

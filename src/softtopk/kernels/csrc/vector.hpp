@@ -2,8 +2,8 @@
 // namespace and after SOFTTOPK_VECTOR_BYTES (the width) has been set.
 //
 // Vector<T> has as many lanes of T (float or double) as a register. GCC and Clang provide the
-// arithmetic on any machine through their vector types; with another compiler (or SOFTTOPK_SCALAR, to
-// try it) a vector is a single element, and the same code runs one element at a time.
+// arithmetic on any machine through their vector types; with another compiler (or SOFTTOPK_SCALAR,
+// to try it) a vector is a single element, and the same code runs one element at a time.
 
 template <class T>
 struct Integer;
@@ -70,7 +70,8 @@ SOFTTOPK_INLINE typename Vector<T>::M first_lanes(int64_t count) {
         for (int i = 0; i < width; ++i) flags[static_cast<size_t>(i)] = -1;
         return flags;
     }();
-    return bit_cast<typename Vector<T>::M>(load(reinterpret_cast<const T*>(&kFlags[static_cast<size_t>(width - count)])));
+    return bit_cast<typename Vector<T>::M>(
+        load(reinterpret_cast<const T*>(&kFlags[static_cast<size_t>(width - count)])));
 }
 
 // The first `count` elements, and `fill` in the other lanes.
@@ -200,19 +201,19 @@ template <class T>
 SOFTTOPK_INLINE int compress(T* to, typename Vector<T>::V v, unsigned bits) {
 #if defined(SOFTTOPK_AVX512)
     if constexpr (sizeof(T) == 4) {
-        store(to, bit_cast<typename Vector<T>::V>(_mm512_maskz_compress_ps(
-                      static_cast<__mmask16>(bits), bit_cast<__m512>(v))));
+        store(to, bit_cast<typename Vector<T>::V>(
+                      _mm512_maskz_compress_ps(static_cast<__mmask16>(bits), bit_cast<__m512>(v))));
     } else {
-        store(to, bit_cast<typename Vector<T>::V>(_mm512_maskz_compress_pd(
-                      static_cast<__mmask8>(bits), bit_cast<__m512d>(v))));
+        store(to, bit_cast<typename Vector<T>::V>(
+                      _mm512_maskz_compress_pd(static_cast<__mmask8>(bits), bit_cast<__m512d>(v))));
     }
 #elif defined(SOFTTOPK_AVX2)
     unsigned floats = bits;
     if constexpr (sizeof(T) == 8) {  // two floats for every double
         floats = (bits & 1) * 3 | (bits & 2) * 6 | (bits & 4) * 12 | (bits & 8) * 24;
     }
-    const auto order = bit_cast<__m256i>(load(reinterpret_cast<const float*>(
-        kCompression.lanes[floats])));
+    const auto order =
+        bit_cast<__m256i>(load(reinterpret_cast<const float*>(kCompression.lanes[floats])));
     store(to, bit_cast<typename Vector<T>::V>(
                   _mm256_permutevar8x32_epi32(bit_cast<__m256i>(v), order)));
 #else
@@ -239,7 +240,8 @@ struct ExpConstants<float> {
 template <>
 struct ExpConstants<double> {
     static constexpr double lowest = -709.089565712824, magic = 6755399441055744.0;
-    static constexpr double ln2_high = 0.693147180369123816490, ln2_low = 1.90821492927058770002e-10;
+    static constexpr double ln2_high = 0.693147180369123816490,
+                            ln2_low = 1.90821492927058770002e-10;
     static constexpr int degree = 13, mantissa = 52, bias = 1023;
 };
 
@@ -261,6 +263,7 @@ SOFTTOPK_INLINE typename Vector<T>::V exp_of_negative(typename Vector<T>::V x) {
     const V r = (x - m * C::ln2_high) - m * C::ln2_low;
     V p = S::all(static_cast<T>(kInverseFactorial[C::degree]));
     for (int i = C::degree - 1; i >= 0; --i) p = p * r + static_cast<T>(kInverseFactorial[i]);
-    const M exponent = bit_cast<M>(shifted) - (bit_cast<typename Integer<T>::type>(C::magic) - C::bias);
+    const M exponent =
+        bit_cast<M>(shifted) - (bit_cast<typename Integer<T>::type>(C::magic) - C::bias);
     return p * bit_cast<V>(exponent << C::mantissa);
 }
