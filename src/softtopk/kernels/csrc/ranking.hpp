@@ -982,7 +982,7 @@ Status each_ranking(const Call& call, Body body) {
     const int lists = call.largest && call.mask == nullptr ? 2 : 3;
     const int threads = threads_for(call.rows * call.n * call.k, 4096, call.threads);
     std::atomic<int32_t> status{kDone};
-    each_block(call.rows, threads, false, [&](int64_t begin, int64_t end, int row_threads) {
+    each_block(call.rows, threads, [&](int64_t begin, int64_t end, int row_threads) {
         const Scratch<T> scratch(call.n, lists);
         const RankSpace<T> space(call.n, call.k);
         if (!scratch || !space) {

@@ -281,71 +281,64 @@ Order<T> order_of(const T* x, int64_t n, int64_t rank, int threads, const Scratc
     return around(pivot, rest, count, above);
 }
 
-// The lists e = exp(-distance) of a row: `rest` below the pivot, `top` above.
-template <class T>
-struct Tails {
-    T *rest, *top;
-    int64_t n_rest, n_top;
-    double sum_rest, sum_top;
-};
-
 // In place: list -> exp((list - origin) * rate), which is at most 1, followed by zeros up to a
 // whole vector. Returns the sum.
 template <class T>
-double exponentiate(T* list, int64_t count, T origin, T rate, int threads,
-                    const Scratch<T>& scratch) {
+double exponentiate(T* list, int64_t count, T origin, T rate) {
     using S = Vector<T>;
-    if (count == 0) return 0.0;
-    store(list + count, S::all(rate > 0 ? -kInf<T> : kInf<T>));
-    each_piece(count, threads, scratch, [=](int64_t begin, int64_t end, auto& partial) {
-        double sum = 0.0;
-        for (int64_t i = begin; i < end;) {
-            const int64_t stop = std::min(end, i + 64 * S::width);
-            auto total = S::all(0);
-            for (; i < stop; i += S::width) {
-                const auto v = exp_of_negative<T>((load(list + i) - origin) * rate);
-                store(list + i, v);
-                total += v;
-            }
-            sum += sum_of_lanes<T>(total);
-        }
-        partial.sums[0] = sum;
-    });
+    for (int64_t i = count; i % S::width != 0; ++i) list[i] = rate > 0 ? -kInf<T> : kInf<T>;
     double sum = 0.0;
-    for (int64_t i = 0; i < pieces(count); ++i) sum += scratch.piece(i).sums[0];
+    for (int64_t i = 0; i < count;) {
+        const int64_t stop = std::min(count, i + 64 * S::width);
+        auto total = S::all(0);
+        for (; i < stop; i += S::width) {
+            const auto v = exp_of_negative<T>((load(list + i) - origin) * rate);
+            store(list + i, v);
+            total += v;
+        }
+        sum += sum_of_lanes<T>(total);
+    }
     return sum;
 }
+
+// The two tails of a row: e = exp(-distance) of the elements below and above the pivot. What comes
+// from a piece of the row stays in its place in the scratch lists.
+struct Tails {
+    double rest, top;  // sums of e
+};
 
 // Collect the elements above the pivot, and those below it down to `cut`, and exponentiate their
 // distances: from the pivot above, from `best`, the largest of the rest, below.
 template <class T>
-Tails<T> gather(const T* x, int64_t n, T pivot, T best, T cut, T rate, int threads,
-                const Scratch<T>& scratch) {
+Tails gather(const T* x, int64_t n, T pivot, T best, T cut, T rate, int threads,
+             const Scratch<T>& scratch) {
     using S = Vector<T>;
-    T *const rest = scratch.first, *const top = scratch.second;
-    each_piece(n, threads, scratch, [=](int64_t begin, int64_t end, auto& partial) {
+    each_piece(n, threads, scratch, [=, &scratch](int64_t begin, int64_t end, auto& partial) {
         const auto low = S::all(cut), middle = S::all(pivot);
-        T *to_rest = rest + begin, *to_top = top + begin;
+        T *const rest = scratch.first + begin, *const top = scratch.second + begin;
+        int64_t n_rest = 0, n_top = 0;
         const auto take = [&](typename S::V v) {
             const unsigned above = bits_of<T>(v > middle);
-            to_rest += compress(to_rest, v, bits_of<T>((v >= low) & (v < middle)));
-            if (above != 0) to_top += compress(to_top, v, above);
+            n_rest += compress(rest + n_rest, v, bits_of<T>((v >= low) & (v < middle)));
+            if (above != 0) n_top += compress(top + n_top, v, above);
         };
         int64_t i = begin;
         for (; i + S::width <= end; i += S::width) take(load(x + i));
         if (i < end) take(load_part(x + i, end - i, -kInf<T>));  // exp will make 0 of the filling
-        partial.first = to_rest - (rest + begin);
-        partial.second = to_top - (top + begin);
+        partial.first = n_rest;
+        partial.second = n_top;
+        partial.sums[0] = exponentiate(rest, n_rest, best, rate);
+        partial.sums[1] = exponentiate(top, n_top, pivot, -rate);
     });
-    Tails<T> tails{rest, top, 0, 0, 0.0, 0.0};
-    tails.n_rest = join(rest, n, scratch, &Scratch<T>::Piece::first);
-    tails.n_top = join(top, n, scratch, &Scratch<T>::Piece::second);
-    tails.sum_rest = exponentiate(rest, tails.n_rest, best, rate, threads, scratch);
-    tails.sum_top = exponentiate(top, tails.n_top, pivot, -rate, threads, scratch);
+    Tails tails{0.0, 0.0};
+    for (int64_t i = 0; i < pieces(n); ++i) {
+        tails.rest += scratch.piece(i).sums[0];
+        tails.top += scratch.piece(i).sums[1];
+    }
     return tails;
 }
 
-// Sums over a list of r = e / (1 + c e), by which the leak is c times their sum.
+// Sums over a tail of r = e / (1 + c e), by which the leak is c times their sum.
 struct Leak {
     double total;      // sum of r
     double saturated;  // c sum r^2 / sum r, the part of the leak that has saturated
@@ -353,15 +346,16 @@ struct Leak {
 };
 
 template <class T>
-Leak leak(const T* e, int64_t count, double tied, double log_c, int threads,
-          const Scratch<T>& scratch) {
+Leak leak(const T* tail, int64_t Scratch<T>::Piece::* size, int64_t n, double tied, double log_c,
+          int threads, const Scratch<T>& scratch) {
     using S = Vector<T>;
     const double c = std::exp(std::min(log_c, static_cast<double>(kHottest<T>)));
     const T factor = static_cast<T>(c);
-    each_piece(count, threads, scratch, [=](int64_t begin, int64_t end, auto& partial) {
+    each_piece(n, threads, scratch, [=](int64_t begin, int64_t, auto& partial) {
+        const T* e = tail + begin;
         double sums[3] = {0.0, 0.0, 0.0};
-        for (int64_t i = begin; i < end;) {
-            const int64_t stop = std::min(end, i + 64 * S::width);
+        for (int64_t i = 0; i < partial.*size;) {
+            const int64_t stop = std::min(partial.*size, i + 64 * S::width);
             auto sum = S::all(0), square = S::all(0), cube = S::all(0);
             for (; i < stop; i += S::width) {
                 const auto v = load(e + i);
@@ -378,7 +372,7 @@ Leak leak(const T* e, int64_t count, double tied, double log_c, int threads,
     });
     const double r = 1.0 / (1.0 + c);
     double sums[3] = {tied * r, tied * r * r, tied * r * r * r};
-    for (int64_t i = 0; i < pieces(count); ++i) {
+    for (int64_t i = 0; i < pieces(n); ++i) {
         for (int power = 0; power < 3; ++power) sums[power] += scratch.piece(i).sums[power];
     }
     sums[0] = std::max(sums[0], static_cast<double>(std::numeric_limits<T>::min()));
@@ -416,16 +410,20 @@ Root<T> solve(const T* x, int64_t n, double k, T tau, int threads, const Scratch
     // The root lies at most log(2 n) below `best`, since n elements leak no more out of the top.
     // All elements that are further below than `reach` together leak less than a rounding.
     const T cut = nearest - static_cast<T>(scratch.reach) * tau;
-    const Tails<T> tails = gather(x, n, pivot, nearest, cut, rate, threads, scratch);
+    const Tails tails = gather(x, n, pivot, nearest, cut, rate, threads, scratch);
+    using Piece = typename Scratch<T>::Piece;
+    const auto leak_of = [&](const T* tail, int64_t Piece::* size, double tied, double log_c) {
+        return leak(tail, size, n, tied, log_c, threads, scratch);
+    };
 
     const double tiny = Limits::min();
-    const double start_rest = std::max(tails.sum_rest + tied_rest, tiny);
-    const double start_top = std::max(tails.sum_top + tied_top, tiny);
+    const double start_rest = std::max(tails.rest + tied_rest, tiny);
+    const double start_top = std::max(tails.top + tied_top, tiny);
     double t = 0.5 * (best + std::log(start_rest / start_top));
     double low = -kInfinity, high = kInfinity;
     for (int step = 0; step < 12; ++step) {
-        const Leak rest = leak(tails.rest, tails.n_rest, tied_rest, best - t, threads, scratch);
-        const Leak top = leak(tails.top, tails.n_top, tied_top, t, threads, scratch);
+        const Leak rest = leak_of(scratch.first, &Piece::first, tied_rest, best - t);
+        const Leak top = leak_of(scratch.second, &Piece::second, tied_top, t);
         const double h = (best - t) - t + std::log(rest.total / top.total);
         const double slope = std::min(std::max(2.0 - rest.saturated - top.saturated, 1.0), 2.0);
         const double curvature = 2.0 * (rest.bend - top.bend) -
@@ -573,8 +571,8 @@ inline int threads_for(int64_t elements, int64_t grain, int most) {
 // block(begin, end, threads) for blocks of rows: side by side when there are enough rows for all
 // threads, else one block whose rows have all the threads in turn.
 template <class Block>
-void each_block(int64_t rows, int threads, bool in_turn, Block block) {
-    if (threads == 1 || rows < threads || in_turn) return block(int64_t{0}, rows, threads);
+void each_block(int64_t rows, int threads, Block block) {
+    if (threads == 1 || rows < threads) return block(int64_t{0}, rows, threads);
     const int64_t size = std::max<int64_t>(1, rows / (threads * 8));
     each((rows + size - 1) / size, threads,
          [&](int64_t i) { block(i * size, std::min(rows, (i + 1) * size), 1); });
@@ -582,9 +580,8 @@ void each_block(int64_t rows, int threads, bool in_turn, Block block) {
 
 template <class T, class Body>
 Status each_row(int64_t rows, int64_t n, int threads, int lists, Body body) {
-    constexpr int64_t kLongRow = 1 << 18;
     std::atomic<int32_t> status{kDone};
-    each_block(rows, threads, n >= kLongRow, [&](int64_t begin, int64_t end, int row_threads) {
+    each_block(rows, threads, [&](int64_t begin, int64_t end, int row_threads) {
         const Scratch<T> scratch(n, lists);
         if (!scratch) {
             status = kOutOfMemory;
