@@ -58,7 +58,7 @@ wheel: $(STAMP)  ## Build sdist and wheel into dist/ and try them without a comp
 	@$(BIN)/python tests/wheel/try_out.py dist
 
 clean:  ## Remove the environment, caches and build outputs; runs/ stays.
-	rm -f $(addprefix src/softtopk/kernels/,_native.so _not_built.txt)
+	rm -f $(addprefix src/softtopk/kernels/,_native.so _native.dll _not_built.txt)
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -type d -name __pycache__ -prune -exec rm -rf {} +
 

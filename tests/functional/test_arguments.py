@@ -32,6 +32,7 @@ ALL = [soft_topk, log_soft_topk, topk_threshold, sorted_soft_topk]
         ),
         ({"scores": torch.tensor(1.0)}, ValueError, r"scores must have at least one dimension"),
         ({"scores": torch.randn(3, 0)}, ValueError, r"scores has no element along dim=1"),
+        ({"scores": X.to_sparse()}, TypeError, r"scores must be dense, got .*to_dense"),
         ({"k": 6}, ValueError, r"k must be between 0 and n=5.* got k=6"),
         ({"k": -1}, ValueError, r"k must be between 0 and n=5.* got k=-1"),
         ({"k": True}, TypeError, r"k must be an int.* got True"),

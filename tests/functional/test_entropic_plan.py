@@ -19,7 +19,6 @@ def path():
     return "plain"
 
 
-
 def problem(*batch, n=5, m=4, seed=0):
     generator = torch.Generator().manual_seed(seed)
     cost = torch.rand(*batch, n, m, dtype=torch.float64, generator=generator)

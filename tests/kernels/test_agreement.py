@@ -12,6 +12,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.data import DataLoader, Dataset
 
 from softtopk import kernels, log_soft_topk, soft_topk, sorted_soft_topk, topk_threshold
@@ -200,6 +202,94 @@ def test_several_threads_at_once(operator):
         assert len(results) == 5
         for result in results:
             assert all(torch.equal(one, other) for one, other in zip(result, truth, strict=True))
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_what_is_traced_happens_in_sight(operator):
+    """A tracer sees torch's operations only: a native call would leave its result out."""
+    scores, others = torch.randn(3, 20), torch.randn(3, 20)
+    traced = torch.jit.trace(lambda x: operator(x, 4, eps=0.5), scores)
+    torch.testing.assert_close(traced(others), operator(others, 4, eps=0.5), rtol=0, atol=1e-5)
+
+
+def test_what_is_recorded_happens_in_sight():
+    scores, others = torch.randn(3, 20), torch.randn(3, 20)
+    recorded = make_fx(lambda x: soft_topk(x, 4, eps=0.5))(scores)
+    torch.testing.assert_close(recorded(others), soft_topk(others, 4, eps=0.5), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_tangents_of_the_gradient(operator):
+    scores = torch.randn(2, 9, dtype=torch.float64, requires_grad=True)
+    result = operator(scores, 3, eps=0.5)
+    grad, tangent = torch.randn(2, *result.shape, dtype=torch.float64)
+    with forward_ad.dual_level():
+        (slope,) = torch.autograd.grad(
+            result, scores, forward_ad.make_dual(grad, tangent), retain_graph=True
+        )
+        found = forward_ad.unpack_dual(slope).tangent
+    (expected,) = torch.autograd.grad(result, scores, tangent)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_a_change_out_of_sight_corrupts_no_memory(operator):
+    """What a backward pass finds may have been overwritten through numpy or ``.data``."""
+    scores = torch.randn(2, 5000, requires_grad=True)
+    result = operator(scores, 3)
+    scores.data.neg_().add_(10.0)
+    (slope,) = torch.autograd.grad(result.sum(), scores)
+    assert slope.shape == scores.shape
+
+
+def test_paths_may_change_between_forward_and_backward():
+    scores = torch.randn(2, 30, requires_grad=True)
+    expected = outcome(sorted_soft_topk, scores.detach(), 3, 0.5)[1] / 0.5
+    compiled = torch.compile(
+        lambda x: sorted_soft_topk(x, 3, eps=0.5), fullgraph=True, backend="aot_eager"
+    )
+    with kernels.plain():
+        result = compiled(scores)
+    grad = torch.randn(result.shape, generator=torch.Generator().manual_seed(0))
+    (slope,) = torch.autograd.grad(result, scores, grad)
+    torch.testing.assert_close(slope, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_flushed_denormals(operator):
+    """Then the neighbours of zero compare equal to it."""
+    scores = torch.tensor([[0.0, 0.0, 3.0, 1.0, 0.0, 2.0, -1.0, -2.0, 0.0]])
+    expected = operator(scores, 4, eps=0.5)
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this machine cannot flush denormals")
+    try:
+        torch.testing.assert_close(operator(scores, 4, eps=0.5), expected)
+    finally:
+        torch.set_flush_denormal(False)
+
+
+def test_values_that_nobody_checked():
+    """Inside the compiler the values of a tensor k and eps are not looked at."""
+    scores = torch.randn(3, 300)
+    one, bad = torch.ones(3, 1, dtype=torch.float64), torch.tensor([[1.0], [math.nan], [2.0]])
+    for k, tau in ((bad.double(), one), (one, bad.double())):
+        result = torch.ops.softtopk.soft_topk(scores, None, k, tau, True)
+        assert result.isnan().any(-1).tolist() == [False, True, False]
+    result = torch.ops.softtopk.sorted_soft_topk(scores, None, 4, bad.double(), True)[0]
+    assert result.isnan().any(-1).any(-1).tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_the_hottest_temperature(operator):
+    scores = torch.randn(2, 9)
+    torch.testing.assert_close(operator(scores, 3, eps=1e300).sum(1), operator(scores, 3).sum(1))
+
+
+def test_a_tensor_without_memory():
+    zeros = torch._efficientzerotensor(3, 4)
+    torch.testing.assert_close(soft_topk(zeros, 2), torch.full((3, 4), 0.5))
 
 
 class Selections(Dataset):

@@ -20,6 +20,8 @@ def check_scores(scores: Tensor, dim: int) -> int:
     """Check ``scores`` and return ``dim`` counted from the front."""
     if not isinstance(scores, Tensor):
         raise TypeError(f"scores must be a torch.Tensor, got {type(scores).__name__}")
+    if scores.layout is not torch.strided:
+        raise TypeError(f"scores must be dense, got {scores.layout}; use scores.to_dense()")
     if not scores.is_floating_point():
         remedy = "take a real part or a modulus" if scores.is_complex() else "use scores.float()"
         raise TypeError(f"scores must be of a floating dtype, got {scores.dtype}; {remedy}")
@@ -134,12 +136,19 @@ def is_traced(tensor: Tensor) -> bool:
     return torch.compiler.is_compiling() or not plain
 
 
+def is_recorded() -> bool:
+    """Whether operations are observed one by one, so that none may happen out of sight: by
+    ``torch.jit.trace``, ``make_fx`` or another dispatch mode."""
+    return torch._C._get_tracing_state() is not None or torch._C._len_torch_dispatch_stack() > 0
+
+
 def is_readable(*tensors: Tensor) -> bool:
     """Whether the values may decide what is done next, at no cost.
 
-    There are values, no device has to be waited for, and no ``torch.func`` transform is in the way.
+    There are values, no device has to be waited for, and neither a ``torch.func`` transform nor a
+    tracer is in the way.
     """
-    return all(
+    return not is_recorded() and all(
         tensor.is_cpu
         and not is_traced(tensor)
         and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)

@@ -24,18 +24,22 @@ def fuses(rows: Rows, k: Count) -> bool:
         return False
     if is_traced(x):
         return all(value.device.type == "cpu" for value in tensors)
-    return (
-        is_readable(*tensors)
-        and x.numel() > 0
-        and forward_ad._current_level < 0
-        and kernels.native() is not None
-    )
+    return native_for(*tensors) is not None
+
+
+def native_for(*tensors: Tensor) -> kernels.Native | None:
+    """The native library if it can work on these tensors now, else None."""
+    if not is_readable(*tensors) or forward_ad._current_level >= 0 or tensors[0].numel() == 0:
+        return None
+    return kernels.native()
 
 
 def dense(x: Tensor) -> Tensor:
-    """As the kernels read it: contiguous, without a pending negation."""
+    """As the kernels read it: contiguous, without a pending negation, in memory."""
     if x.is_neg():
         x = x.resolve_neg()
+    if x._is_zerotensor():
+        x = x.clone()
     return x if x.is_contiguous() else x.contiguous()
 
 

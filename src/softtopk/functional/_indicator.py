@@ -12,12 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from .. import kernels
-from ._arguments import Count, Strength, is_readable, is_traced
+from ._arguments import Count, Strength, is_traced
 from ._autograd import batch_first, opaque, refuse_forward_mode
-from ._fusion import column, dense, per_row
+from ._fusion import column, dense, native_for, per_row
 from ._rows import Rows, places_of
 from ._threshold import logits_of
 
@@ -38,10 +37,8 @@ def is_direct(scores: Tensor, k: Count, eps: Strength, dim: int) -> bool:
         and 0 <= k <= scores.shape[-1]
         and 0.0 < eps < math.inf
         and scores.dtype in (torch.float32, torch.float64)
-        and scores.numel() > 0
-        and is_readable(scores)
-        and forward_ad._current_level < 0
-        and kernels.native() is not None
+        and scores.layout is torch.strided
+        and native_for(scores) is not None
     )
 
 
@@ -67,7 +64,7 @@ def indicator(
 def _solve(
     x: Tensor, mask: Tensor | None, k: Count, tau: Strength, largest: bool
 ) -> tuple[Tensor, bool]:
-    """A (..., n), and whether some of it belongs to infinite scores that share their places."""
+    """A (..., n), and whether some of it may belong to infinite scores that share their places."""
     library = kernels.native()
     if library is None:
         rows = Rows(x, mask, tau, 1.0, 2.0 * tau, -1, x.dtype, largest).canonical()
@@ -88,8 +85,7 @@ def _solve(
 def _gradient(a: Tensor, grad: Tensor, tau: Strength, largest: bool) -> Tensor:
     """The derivative of A in the scores, which is symmetric, times ``grad`` (..., n)."""
     tau = tau if largest else -tau
-    differentiable = torch.is_grad_enabled() or not is_readable(a, grad)
-    library = None if differentiable else kernels.native()
+    library = None if torch.is_grad_enabled() else native_for(a, grad)
     if library is None:
         s = a * (1.0 - a)
         return torch.where(s > 0.0, s * (grad - _mean(s, grad)) / tau, 0.0)

@@ -6,6 +6,7 @@ Where that is to be differentiated, or traced, the plain derivative takes over (
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -13,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import kernels
-from ._arguments import Strength, is_readable, is_traced
+from ._arguments import Strength, is_traced
 from ._autograd import batch_first, opaque, refuse_forward_mode
-from ._fusion import column, dense, per_row
+from ._fusion import column, dense, native_for, per_row
 from ._ranking import pull_back, ranking_of, solve_ranking, warn_unless_converged
 from ._rows import Rows, rank_distances
 
@@ -38,7 +39,7 @@ def _solve(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """A (..., n, k), pivots (..., k + 1) and offsets (..., k) of the thresholds.
 
-    The latter are for the derivative by the native library, and undefined without it.
+    The latter are for the derivative by the native library, and NaN without it.
     """
     library = kernels.native()
     if library is None:
@@ -53,7 +54,8 @@ def _solve(
 
 def _thresholds(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     batch = x.shape[:-1]
-    return x.new_empty(*batch, k + 1), x.new_empty(*batch, k, dtype=torch.float64)
+    offsets = x.new_full((*batch, k), math.nan, dtype=torch.float64)
+    return x.new_full((*batch, k + 1), math.nan), offsets
 
 
 def _distances(x: Tensor, mask: Tensor | None, k: int, tau: Strength, largest: bool) -> Tensor:
@@ -70,12 +72,11 @@ def _gradient(
     largest: bool,
 ) -> Tensor:
     """The derivative of A in the scores, times ``grad`` (..., n, k)."""
-    if torch.is_grad_enabled() or not is_readable(x, grad):
-        with torch.enable_grad():
-            a = ranking_of(_distances(x, mask, grad.shape[-1], tau, largest))[..., :-1]
-            return torch.autograd.grad(a, x, grad, create_graph=True)[0]
-    library = kernels.native()
-    if library is None:
+    if torch.is_grad_enabled():
+        a = ranking_of(_distances(x, mask, grad.shape[-1], tau, largest))[..., :-1]
+        return torch.autograd.grad(a, x, grad, create_graph=True)[0]
+    library = native_for(x, grad)
+    if library is None or bool(thresholds[0].isnan().all()):
         d = _distances(x, mask, grad.shape[-1], tau, largest)
         grad_d = pull_back(solve_ranking(d)[0], F.pad(grad, (0, 1)))
         grad_d = grad_d.masked_fill(d.isinf() | x.isinf().unsqueeze(-1), 0.0)  # decided already

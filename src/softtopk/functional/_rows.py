@@ -25,6 +25,7 @@ from ._arguments import (
     is_readable,
 )
 
+_HUGE = {dtype: torch.finfo(dtype).max for dtype in (torch.float32, torch.float64)}
 _TINY = {dtype: torch.finfo(dtype).tiny for dtype in (torch.float32, torch.float64)}
 
 
@@ -113,7 +114,7 @@ def temperature(eps: Strength, scale: Strength, dtype: torch.dtype) -> Strength:
     if isinstance(tau, Tensor):
         info = torch.finfo(dtype)
         return tau.to(dtype).clamp(info.tiny, info.max)
-    return max(tau, _TINY[dtype])
+    return min(max(tau, _TINY[dtype]), _HUGE[dtype])
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -29,9 +29,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .. import kernels
 from ._arguments import Count, is_readable, is_traced
 from ._autograd import batch_first, opaque, refuse_forward_mode
+from ._fusion import native_for
 from ._rows import Rows, distances, pivot_of, places_of
 
 #: Newton needs at most 6 steps (measured over the whole documented range, see tests).
@@ -168,7 +168,7 @@ class _Offset(torch.autograd.Function):
     def forward(d: Tensor, k: Tensor) -> Tensor:
         if is_traced(d):
             return _offset_op(d, k)
-        library = kernels.native() if is_readable(d, k) and d.numel() else None
+        library = native_for(d, k)
         if library is None:
             return solve_offset(d, k)[0]
         offset = d.new_empty(*d.shape[:-1], 1)

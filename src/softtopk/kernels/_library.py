@@ -74,6 +74,7 @@ class _Unusable(Exception):
 _outcome: _Outcome | None = None
 _loading = threading.Lock()
 _plain_depth = 0
+_forked = False
 _counting = threading.Lock()
 
 
@@ -176,4 +177,15 @@ def _load(folder: Path) -> ctypes.CDLL:
             f"is of another version ({path} has interface {version}, this package needs "
             f"{ABI_VERSION}: reinstall softtopk)"
         )
+    if _forked:
+        library.softtopk_after_fork()
     return library
+
+
+def _note_fork() -> None:
+    global _forked
+    _forked = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_note_fork)

@@ -72,6 +72,9 @@ SOFTTOPK_EXPORT int32_t softtopk_use_instruction_set(const char* name) {
     return set != nullptr;
 }
 
+// To be called if the process was forked after torch was loaded and before this library was.
+SOFTTOPK_EXPORT void softtopk_after_fork() { softtopk::after_fork(); }
+
 #define SOFTTOPK_INTERFACE(T, suffix)                                                             \
     SOFTTOPK_EXPORT int32_t softtopk_threshold_##suffix(                                          \
         const T* x, const uint8_t* mask, int64_t rows, int64_t n, double k, const double* ks,     \

@@ -14,7 +14,8 @@
 
 #include "pool.hpp"
 
-#if defined(__x86_64__) && defined(__GNUC__)
+// Not on Windows, where GCC does not align the stack for wide vectors.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(_WIN32)
 #define SOFTTOPK_X86 1
 #include <immintrin.h>
 #endif

@@ -115,21 +115,26 @@ std::atomic<Pool*> own{nullptr};
 // OpenMP's keep a core busy for some milliseconds after each call.
 using Parallel = void (*)(void (*)(void*), void*, unsigned threads, unsigned flags);
 std::atomic<Parallel> openmp{nullptr};
+std::atomic<bool> forked{false};
 
 void set_up() {
     own = new Pool;
 #if !defined(_WIN32)
-    openmp = reinterpret_cast<Parallel>(dlsym(RTLD_DEFAULT, "GOMP_parallel"));
-    // In a forked child the threads do not exist, OpenMP would wait for them forever, and copies of
-    // locks may be held.
-    pthread_atfork(nullptr, nullptr, [] {
-        own = new Pool;
-        openmp = nullptr;
-    });
+    if (!forked) openmp = reinterpret_cast<Parallel>(dlsym(RTLD_DEFAULT, "GOMP_parallel"));
 #endif
 }
 
 }  // namespace
+
+void after_fork() {
+    forked = true;
+    openmp = nullptr;
+    if (own.load() != nullptr) own = new Pool;
+}
+
+#if !defined(_WIN32)
+[[maybe_unused]] const int watching = pthread_atfork(nullptr, nullptr, after_fork);
+#endif
 
 void run(int64_t count, int threads, void (*function)(void*, int64_t), void* context) {
     Job job;
@@ -140,8 +145,8 @@ void run(int64_t count, int threads, void (*function)(void*, int64_t), void* con
     static std::once_flag once;
     std::call_once(once, set_up);
     if (const Parallel parallel = openmp) {
-        const auto wanted = static_cast<unsigned>(job.helpers + 1);
-        parallel([](void* j) { static_cast<Job*>(j)->work(); }, &job, wanted, 0);
+        const auto all = static_cast<unsigned>(threads);
+        parallel([](void* j) { static_cast<Job*>(j)->work(); }, &job, all, 0);
     } else {
         own.load()->run(job);
     }

@@ -61,6 +61,7 @@ class RankSpace {
         const int64_t others = 2 * padded + 3 * k * block + n + kMaxBands * width + kLongestBlock;
         memory_ = std::malloc(static_cast<size_t>(doubles) * sizeof(double) +
                               static_cast<size_t>(others) * sizeof(T));
+        if (memory_ == nullptr) return;
         double* at = static_cast<double*>(memory_);
         for (double** list : lists) {
             *list = at;
@@ -526,15 +527,15 @@ Census census_of(const T* x, int64_t n) {
     return census;
 }
 
-// The elements within [low, high], one after the other.
-template <class T>
-int64_t take_between(const T* list, int64_t count, T low, T high, T* to) {
+// The elements that are `inside`, one after the other.
+template <class T, class Inside>
+int64_t take_if(const T* list, int64_t count, T* to, Inside inside) {
     using S = Vector<T>;
     T* out = to;
     int64_t i = 0;
     const auto take = [&](typename S::V v) {
-        const unsigned inside = bits_of<T>((v >= S::all(low)) & (v <= S::all(high)));
-        if (inside != 0) out += compress(out, v, inside);
+        const unsigned bits = bits_of<T>(inside(v));
+        if (bits != 0) out += compress(out, v, bits);
     };
     for (; i + S::width <= count; i += S::width) take(load(list + i));
     if (i < count) take(load_part(list + i, count - i, std::numeric_limits<T>::quiet_NaN()));
@@ -562,6 +563,8 @@ int64_t place_of(const Ranks<T>& ranks, T value) {
 template <class T>
 Ranks<T> sort_out(const T* x, int64_t n, Census census, int64_t k, T tau, T* pivot, int threads,
                   const Scratch<T>& scratch, const RankSpace<T>& space) {
+    using S = Vector<T>;
+    using V = typename S::V;
     using Limits = std::numeric_limits<T>;
     constexpr int64_t width = Vector<T>::width;
     const int64_t last = std::min(k, census.infinite + census.finite - 1);
@@ -577,8 +580,9 @@ Ranks<T> sort_out(const T* x, int64_t n, Census census, int64_t k, T tau, T* piv
     const double reach = reach_of(n, Limits::epsilon());
     const T cut = std::max(best - static_cast<T>(reach) * tau, Limits::lowest());
     T* const list = scratch.first;
-    const int64_t active = take_between(x, n, cut, Limits::max(), list);
-    take_between(list, active, std::nextafter(best, kInf<T>), Limits::max(), space.u);
+    const int64_t active =
+        take_if(x, n, list, [=](V v) { return (v >= S::all(cut)) & (v < S::all(kInf<T>)); });
+    take_if(list, active, space.u, [=](V v) { return v > S::all(best); });
     std::sort(space.u, space.u + above, std::greater<T>());
     std::copy_n(space.u, above, pivot);
     std::fill(pivot + above, pivot + ranks.count + 1, best);
@@ -586,12 +590,12 @@ Ranks<T> sort_out(const T* x, int64_t n, Census census, int64_t k, T tau, T* piv
 
     int64_t left = active - above - order.tied, begin = 0;
     double distance = reach / static_cast<double>(ranks.count + 1);
-    T high = std::nextafter(best, -kInf<T>);
-    for (; left > 0; distance *= 2.0) {
-        const bool all =
-            ranks.bands == kMaxBands - 1 || distance > 0.5 * reach || left <= 4 * width;
+    T high = best;
+    for (bool all = false; left > 0 && !all; distance *= 2.0) {
+        all = ranks.bands == kMaxBands - 1 || distance > 0.5 * reach || left <= 4 * width;
         const T low = all ? cut : std::max(best - static_cast<T>(distance) * tau, cut);
-        const int64_t size = take_between(list, active, low, high, space.u + begin);
+        const int64_t size = take_if(list, active, space.u + begin,
+                                     [=](V v) { return (v >= S::all(low)) & (v < S::all(high)); });
         if (size > 0) {
             const double nearest =
                 (static_cast<double>(best) - static_cast<double>(high)) / ranks.tau;
@@ -600,7 +604,7 @@ Ranks<T> sort_out(const T* x, int64_t n, Census census, int64_t k, T tau, T* piv
         }
         begin += (size + width - 1) / width * width;
         left -= size;
-        high = std::nextafter(low, -kInf<T>);
+        high = low;
     }
     return ranks;
 }
@@ -706,7 +710,8 @@ void ranking_of_row(const RankingCall<T>& call, int64_t row, int threads, const 
     const T* x = canonical_scores(call.x, call.mask, call.largest, row, n, threads, scratch);
     T *plan = call.plan + row * n * k, *pivot = call.pivot + row * (k + 1);
     double* offset = call.offset + row * k;
-    const Census census = census_of(x, n);
+    Census census = census_of(x, n);
+    census.nan |= std::isnan(call.tau[row]);
     std::fill_n(pivot, k + 1, -kInf<T>);
     std::fill_n(offset, k, 0.0);
     call.converged[row] = 1;
@@ -823,7 +828,8 @@ class RankGradient {
             for (int64_t lane = 0; active != 0; ++lane, active >>= 1) {
                 if ((active & 1) == 0) continue;
                 if (x_[i + lane] > best_) {
-                    add_sorted(i + lane, sorted++);
+                    // More than K only if the scores have changed since the forward pass.
+                    if (sorted < count_) add_sorted(i + lane, sorted++);
                     continue;
                 }
                 space_.u[waiting] = x_[i + lane];
@@ -844,11 +850,10 @@ class RankGradient {
 
     // The plan of a sorted element to space.plan, and its gradient to `g`.
     int64_t prepare_sorted(int64_t i, double* g) {
-        const int64_t s = place_of(ranks_, x_[i]);
+        const int64_t s = std::min(place_of(ranks_, x_[i]), count_ - 1);
         sorted_plan(ranks_, s, space_, space_.plan);
         const T* from = grad_ + i * k_ + ranks_.infinite;
-        const double base =
-            static_cast<double>(from[s]);  // s < K: the best outsider is not sorted here
+        const double base = static_cast<double>(from[s]);
         for (int64_t j = 0; j < count_; ++j) g[j] = static_cast<double>(from[j]) - base;
         g[count_] = (last_is_a_rank_ ? static_cast<double>(from[count_]) : 0.0) - base;
         return s;

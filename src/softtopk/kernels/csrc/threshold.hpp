@@ -27,7 +27,7 @@ constexpr T kInf = std::numeric_limits<T>::infinity();
 template <class T>
 class Scratch {
   public:
-    T *first, *second, *row;
+    T *first = nullptr, *second = nullptr, *row = nullptr;
     double reach;  // how far below the largest of the rest an element matters: see `solve`
 
     Scratch(int64_t n, int lists)  // 0, 2, or 3 with `row`
@@ -38,6 +38,7 @@ class Scratch {
         memory_ =
             std::malloc(count * sizeof(Piece) + length * static_cast<size_t>(lists) * sizeof(T));
         piece_ = static_cast<Piece*>(memory_);
+        if (memory_ == nullptr || lists == 0) return;
         first = reinterpret_cast<T*>(piece_ + count);
         second = first + length;
         row = second + length;
@@ -390,12 +391,14 @@ struct Root {
 template <class T>
 Root<T> solve(const T* x, int64_t n, double k, T tau, int threads, const Scratch<T>& scratch) {
     using Limits = std::numeric_limits<T>;
-    const auto rank = static_cast<int64_t>(std::min<double>(std::max(std::ceil(k), 1.0), n));
+    const auto rank = k > 0.0 ? static_cast<int64_t>(std::min<double>(std::ceil(k), n)) : 1;
     const Order<T> order = order_of(x, n, rank, threads, scratch);
     const T pivot = order.pivot;
     const double tied_top = k - static_cast<double>(order.above);
     const double tied_rest = static_cast<double>(order.tied) - tied_top;
-    if (std::isnan(pivot)) return {pivot, 0};
+    if (std::isnan(pivot) || std::isnan(k) || std::isnan(tau)) {
+        return {std::numeric_limits<T>::quiet_NaN(), 0};
+    }
     if (k <= 0.0) return {kInf<T>, kInf<T>};
     if (pivot == -kInf<T> || (order.next == -kInf<T> && tied_rest <= 0.0)) {
         return {-kInf<T>, -kInf<T>};
@@ -563,9 +566,10 @@ Status gradient_of_row(const ThresholdGradientCall<T>& call, int64_t row, int th
     return kDone;
 }
 
-// One thread for so many elements at least.
-inline int threads_for(int64_t elements, int64_t grain, int most) {
-    return static_cast<int>(std::min<int64_t>(most, std::max<int64_t>(1, elements / grain)));
+// All threads or one: OpenMP ends those that a call does not ask for, and torch would have to start
+// them again.
+inline int threads_for(int64_t elements, int64_t grain, int all) {
+    return elements >= 2 * grain ? all : 1;
 }
 
 // block(begin, end, threads) for blocks of rows: side by side when there are enough rows for all

@@ -10,10 +10,12 @@ struct Integer;
 template <>
 struct Integer<float> {
     using type = int32_t;
+    using bits = uint32_t;
 };
 template <>
 struct Integer<double> {
     using type = int64_t;
+    using bits = uint64_t;
 };
 
 #if defined(__GNUC__) && !defined(SOFTTOPK_SCALAR)
@@ -21,6 +23,7 @@ template <class T>
 struct Vector {
     typedef T V __attribute__((vector_size(SOFTTOPK_VECTOR_BYTES)));
     typedef typename Integer<T>::type M __attribute__((vector_size(SOFTTOPK_VECTOR_BYTES)));
+    typedef typename Integer<T>::bits U __attribute__((vector_size(SOFTTOPK_VECTOR_BYTES)));
     static constexpr int width = SOFTTOPK_VECTOR_BYTES / sizeof(T);
 
     static SOFTTOPK_INLINE V all(T value) { return V{} + value; }
@@ -32,6 +35,7 @@ template <class T>
 struct Vector {
     using V = T;
     using M = typename Integer<T>::type;
+    using U = typename Integer<T>::bits;
     static constexpr int width = 1;
 
     static V all(T value) { return value; }
@@ -254,7 +258,7 @@ template <class T>
 SOFTTOPK_INLINE typename Vector<T>::V exp_of_negative(typename Vector<T>::V x) {
     using S = Vector<T>;
     using V = typename S::V;
-    using M = typename S::M;
+    using U = typename S::U;
     using C = ExpConstants<T>;
     constexpr T log2_e = static_cast<T>(1.44269504088896340736);
     x = S::select(S::all(C::lowest) > x, S::all(C::lowest), x);
@@ -263,7 +267,7 @@ SOFTTOPK_INLINE typename Vector<T>::V exp_of_negative(typename Vector<T>::V x) {
     const V r = (x - m * C::ln2_high) - m * C::ln2_low;
     V p = S::all(static_cast<T>(kInverseFactorial[C::degree]));
     for (int i = C::degree - 1; i >= 0; --i) p = p * r + static_cast<T>(kInverseFactorial[i]);
-    const M exponent =
-        bit_cast<M>(shifted) - (bit_cast<typename Integer<T>::type>(C::magic) - C::bias);
+    const U exponent =
+        bit_cast<U>(shifted) - (bit_cast<typename Integer<T>::bits>(C::magic) - C::bias);
     return p * bit_cast<V>(exponent << C::mantissa);
 }
