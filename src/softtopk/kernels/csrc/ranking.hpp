@@ -161,12 +161,16 @@ void sorted_plan(const Ranks<T>& ranks, int64_t s, const RankSpace<T>& space, do
     for (int64_t j = 0; j <= ranks.count; ++j) plan[j] *= scale;
 }
 
-// M and N, each a sum of positive terms: 1 - M would have lost a small N.
+// M and N, each a sum of positive terms: 1 - M would have lost a small N. Both sums in one loop, so
+// that neither waits for the other.
 inline void tails_of(const double* plan, int64_t count, double* upper, double* lower) {
-    double sum = 0.0;
-    for (int64_t j = 0; j < count; ++j) upper[j] = sum += plan[j];
-    sum = 0.0;
-    for (int64_t j = count - 1; j >= 0; --j) lower[j] = sum += plan[j + 1];
+    double above = 0.0, below = 0.0;
+    for (int64_t j = 0; j < count; ++j) {
+        above += plan[j];
+        below += plan[count - j];
+        upper[j] = above;
+        lower[count - 1 - j] = below;
+    }
 }
 
 // Plan of a vector of outsiders without its scale, which is returned: plan[d] for rank K - 1 - d.
@@ -444,14 +448,26 @@ inline void factorise(double* matrix, double* inverse, int64_t count) {
     }
 }
 
+// Vectors of two sums: one would wait for itself.
+inline double dot(const double* a, const double* b, int64_t count) {
+    using S = Vector<double>;
+    auto first = S::all(0), second = S::all(0);
+    int64_t i = 0;
+    for (; i + 2 * S::width <= count; i += 2 * S::width) {
+        first += load(a + i) * load(b + i);
+        second += load(a + i + S::width) * load(b + i + S::width);
+    }
+    double sum = sum_of_lanes<double>(first + second);
+    for (; i < count; ++i) sum += a[i] * b[i];
+    return sum;
+}
+
 inline void solve_factorised(const double* matrix, const double* inverse, double* right,
                              int64_t count) {
-    for (int64_t i = 0; i < count; ++i) {
-        for (int64_t j = 0; j < i; ++j) right[i] -= matrix[i * count + j] * right[j];
-    }
+    for (int64_t i = 1; i < count; ++i) right[i] -= dot(matrix + i * count, right, i);
     for (int64_t i = count - 1; i >= 0; --i) {
-        for (int64_t j = i + 1; j < count; ++j) right[i] -= matrix[i * count + j] * right[j];
-        right[i] *= inverse[i];
+        const double* const row = matrix + i * count;
+        right[i] = (right[i] - dot(row + i + 1, right + i + 1, count - 1 - i)) * inverse[i];
     }
 }
 
