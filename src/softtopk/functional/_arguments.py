@@ -10,6 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+_PLAIN = (Tensor, torch.nn.Parameter)
+# Of torch.func, and of the older vmap that gradcheck uses.
+_is_transformed = torch._C._functorch.is_functorch_wrapped_tensor
+_is_batched = torch._C._functorch.is_legacy_batchedtensor
+
 #: Number of places to fill: one for all rows, or one per row.
 Count = int | float | Tensor
 #: Regularisation strength: one for all rows, or one per row.
@@ -132,7 +137,7 @@ def check_broadcast(
 
 def is_traced(tensor: Tensor) -> bool:
     """Whether there may be no value behind the tensor: it is being compiled, fake, or meta."""
-    plain = type(tensor) in (Tensor, torch.nn.Parameter) and not tensor.is_meta
+    plain = type(tensor) in _PLAIN and not tensor.is_meta
     return torch.compiler.is_compiling() or not plain
 
 
@@ -148,10 +153,11 @@ def is_readable(*tensors: Tensor) -> bool:
     There are values, no device has to be waited for, and neither a ``torch.func`` transform nor a
     tracer is in the way.
     """
-    return not is_recorded() and all(
-        tensor.is_cpu
-        and not is_traced(tensor)
-        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-        and not torch._C._functorch.is_legacy_batchedtensor(tensor)
-        for tensor in tensors
-    )
+    if torch.compiler.is_compiling() or is_recorded():
+        return False
+    for tensor in tensors:
+        if type(tensor) not in _PLAIN or not tensor.is_cpu or _is_transformed(tensor):
+            return False
+        if _is_batched(tensor):
+            return False
+    return True

@@ -28,7 +28,7 @@ def is_direct(scores: Tensor, k: Count, eps: Strength, dim: int) -> bool:
     """
     return (
         not torch.compiler.is_compiling()
-        and type(scores) in (Tensor, torch.nn.Parameter)
+        and isinstance(scores, Tensor)
         and type(k) is int
         and type(eps) is float
         and type(dim) is int

@@ -66,6 +66,6 @@ QUICK = Preset(
 )
 
 # The medians of short calls, of which some rows are ratios, need more repetitions.
-TARGET_RUN = Preset(cases=TARGET_CASES, repeats=15, budget=20.0)
+TARGET_RUN = Preset(cases=TARGET_CASES, repeats=15, budget=60.0)
 
 PRESETS = {"full": FULL, "quick": QUICK, "targets": TARGET_RUN}

@@ -603,7 +603,7 @@ Status each_row(int64_t rows, int64_t n, int threads, int lists, Body body) {
 template <class T>
 Status threshold(const ThresholdCall<T>& call) {
     const int lists = call.largest && call.mask == nullptr ? 2 : 3;
-    const int threads = threads_for(call.rows * call.n, 4096, call.threads);
+    const int threads = threads_for(call.rows * call.n, 16384, call.threads);
     return each_row<T>(call.rows, call.n, threads, lists,
                        [&](int64_t row, int row_threads, const Scratch<T>& scratch) {
                            return threshold_of_row(call, row, row_threads, scratch);
