@@ -318,6 +318,25 @@ def test_after_a_fork():
     torch.testing.assert_close(sums, torch.full_like(sums, 10.0), rtol=0, atol=1e-3)
 
 
+FORK = """
+import os, sys, torch, softtopk
+torch.set_num_threads(2)
+scores = torch.randn(4, 100_000)
+scores.exp().sum()  # torch's threads exist
+child = os.fork()
+if child == 0:
+    softtopk.soft_topk(scores, 5)
+    os._exit(0)
+sys.exit(os.waitpid(child, 0)[1] != 0)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork on this system")
+def test_the_first_call_after_a_fork():
+    """The library is loaded in the child, where torch's threads are gone."""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", FORK], check=True, timeout=120)
+
+
 CHECK = """
 import sys, torch
 from softtopk import kernels, soft_topk, sorted_soft_topk
