@@ -39,7 +39,8 @@ def _solve(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """A (..., n, k), pivots (..., k + 1) and offsets (..., k) of the thresholds.
 
-    The latter are for the derivative by the native library, and NaN without it.
+    The latter are for the derivative by the native library; without it the offsets
+    are infinite.
     """
     library = kernels.native()
     if library is None:
@@ -54,8 +55,8 @@ def _solve(
 
 def _thresholds(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     batch = x.shape[:-1]
-    offsets = x.new_full((*batch, k), math.nan, dtype=torch.float64)
-    return x.new_full((*batch, k + 1), math.nan), offsets
+    offsets = x.new_full((*batch, k), math.inf, dtype=torch.float64)
+    return x.new_zeros(*batch, k + 1), offsets
 
 
 def _distances(x: Tensor, mask: Tensor | None, k: int, tau: Strength, largest: bool) -> Tensor:
@@ -76,7 +77,7 @@ def _gradient(
         a = ranking_of(_distances(x, mask, grad.shape[-1], tau, largest))[..., :-1]
         return torch.autograd.grad(a, x, grad, create_graph=True)[0]
     library = native_for(x, grad)
-    if library is None or bool(thresholds[0].isnan().all()):
+    if library is None or bool(thresholds[1].isinf().all()):
         d = _distances(x, mask, grad.shape[-1], tau, largest)
         grad_d = pull_back(solve_ranking(d)[0], F.pad(grad, (0, 1)))
         grad_d = grad_d.masked_fill(d.isinf() | x.isinf().unsqueeze(-1), 0.0)  # decided already
