@@ -1,0 +1,1 @@
+"""A k-nearest-neighbours classifier whose features are trained through the top-k."""

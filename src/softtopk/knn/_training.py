@@ -1,0 +1,231 @@
+"""Minibatch training of a feature network, in steps that can be stopped and taken up again.
+
+All randomness is a function of the seed and the number of the step (the order of the samples: of
+the seed and the epoch). So the state between two steps is the weights, the optimiser's moments and
+the number of the step; a training that is loaded from there goes on exactly as if it had never
+stopped, and the global generators are left as they were.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+Optimizer = Literal["sgd", "adamw"]
+Schedule = Literal["constant", "cosine", "linear"]
+
+
+class Outcome(NamedTuple):
+    """What an objective makes of a minibatch."""
+
+    loss: Tensor
+    """Scalar, to be minimised."""
+    accuracy: Tensor
+    """Scalar, the fraction of correct predictions; NaN if the objective predicts nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How to train. The defaults are the paper's (its Table 5), except the number of epochs."""
+
+    epochs: int = 10
+    batch_size: int = 100
+    """Queries in a step."""
+    template_size: int = 100
+    """Templates in a step, for objectives that use templates."""
+    optimizer: Optimizer = "sgd"
+    lr: float = 1e-3
+    momentum: float = 0.9
+    """For SGD."""
+    weight_decay: float = 5e-4
+    schedule: Schedule = "constant"
+    """Of the learning rate, from ``lr`` to zero at the end unless it is constant."""
+    warmup: float = 0.0
+    """Share of all steps in which the learning rate rises to ``lr`` linearly."""
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size", "template_size"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} must be an int of at least 1, got {name}={value!r}")
+        for name in ("lr", "momentum", "weight_decay", "warmup"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise ValueError(f"{name} must be a number, got {name}={value!r}")
+            if not (value >= 0 and math.isfinite(value)):
+                raise ValueError(f"{name} must be finite and not negative, got {name}={value!r}")
+        for name in ("momentum", "warmup"):
+            if getattr(self, name) >= 1:
+                raise ValueError(f"{name} must be below 1, got {name}={getattr(self, name)!r}")
+        for name, choices in (("optimizer", ("sgd", "adamw")), ("schedule", tuple(_SCHEDULES))):
+            if getattr(self, name) not in choices:
+                raise ValueError(
+                    f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}"
+                )
+
+    def lr_at(self, step: int, total: int) -> float:
+        """The learning rate of a step, counted from 0, of ``total`` steps.
+
+        >>> Recipe(lr=1.0, schedule="linear", warmup=0.5).lr_at(0, 4)
+        0.5
+        """
+        rise = min(1.0, (step + 1) / max(1.0, self.warmup * total))
+        return self.lr * rise * _SCHEDULES[self.schedule](step / total)
+
+
+_SCHEDULES: dict[str, Callable[[float], float]] = {
+    "constant": lambda done: 1.0,
+    "cosine": lambda done: 0.5 * (1 + math.cos(math.pi * done)),
+    "linear": lambda done: 1 - done,
+}
+
+
+class DivergedError(RuntimeError):
+    """The loss is no longer finite."""
+
+
+class Training:
+    """Trains ``objective`` on samples, one step at a time.
+
+    Args:
+        objective: Called as ``objective(inputs, labels)``, returns an `Outcome`. Has an attribute
+            ``uses_templates``; if it is true, the rows are queries followed by templates, and
+            the call is ``objective(inputs, labels, n_queries)``. No template is among the queries.
+        inputs: (n, ...) samples, on any device; each minibatch is moved to ``device``.
+        labels: (n,) integers.
+        recipe: How.
+        seed: Of the order, the templates, the augmentation and whatever the objective draws.
+        augment: Maps a minibatch of inputs to a randomly changed one of the same shape.
+        device: Where to train. The objective is moved there.
+    """
+
+    def __init__(
+        self,
+        objective: nn.Module,
+        inputs: Tensor,
+        labels: Tensor,
+        recipe: Recipe,
+        *,
+        seed: int = 0,
+        augment: Callable[[Tensor], Tensor] | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if len(inputs) != len(labels):
+            raise ValueError(f"inputs and labels differ in length: {len(inputs)} and {len(labels)}")
+        self.uses_templates = bool(objective.uses_templates)
+        if len(inputs) < 1 + self.uses_templates:
+            raise ValueError(f"too few samples to train on, got {len(inputs)}")
+        self.device = torch.device(device)
+        # Convolutions of a few channels are about a third faster in this layout on a CPU.
+        self._layout = torch.channels_last if inputs.ndim == 4 else torch.contiguous_format
+        self.objective = objective.to(self.device)
+        self.objective.to(memory_format=self._layout)  # type: ignore[call-overload] # not in stubs
+        self.inputs, self.labels = inputs, labels
+        self.recipe, self.seed, self.augment = recipe, seed, augment
+        self.optimizer = _optimizer(self.objective, recipe)
+        self.step = 0
+        """Steps done."""
+        n = len(inputs)
+        batch = min(recipe.batch_size, n // 2 if self.uses_templates else n)
+        self.steps_per_epoch = math.ceil(n / batch)
+        self._order = torch.empty(0, dtype=torch.long)
+        self._order_epoch = -1
+
+    @property
+    def total_steps(self) -> int:
+        return self.recipe.epochs * self.steps_per_epoch
+
+    @property
+    def epoch(self) -> int:
+        """Epochs completed."""
+        return self.step // self.steps_per_epoch
+
+    def advance(self) -> dict[str, float]:
+        """Take one step; returns its loss and accuracy."""
+        queries, templates = self._draw(self.step)
+        rows = torch.cat([queries, templates])
+        inputs = self.inputs[rows].to(self.device, memory_format=self._layout)
+        labels = self.labels[rows].to(self.device)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.recipe.lr_at(self.step, self.total_steps)
+        self.objective.train()
+        with _seeded(_mix(self.seed, "step", self.step), self.device):
+            if self.augment is not None:
+                inputs = self.augment(inputs)
+            if self.uses_templates:
+                outcome: Outcome = self.objective(inputs, labels, len(queries))
+            else:
+                outcome = self.objective(inputs, labels)
+            self.optimizer.zero_grad()
+            outcome.loss.backward()
+        loss = outcome.loss.item()
+        if not math.isfinite(loss):
+            # Before the update: the weights are still those of the last finite loss.
+            raise DivergedError(
+                f"the loss is {loss} at step {self.step + 1} of {self.total_steps}, "
+                f"with lr={self.recipe.lr:g}: try a smaller learning rate or a longer warmup"
+            )
+        self.optimizer.step()
+        self.step += 1
+        return {"loss": loss, "accuracy": outcome.accuracy.item()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that changes in training, as tensors and plain values."""
+        return {
+            "step": self.step,
+            "objective": self.objective.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.objective.load_state_dict(state["objective"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.step = state["step"]
+
+    def _draw(self, step: int) -> tuple[Tensor, Tensor]:
+        """Rows of the queries and of the templates of a step."""
+        n = len(self.inputs)
+        epoch, i = divmod(step, self.steps_per_epoch)
+        if epoch != self._order_epoch:
+            generator = torch.Generator().manual_seed(_mix(self.seed, "epoch", epoch))
+            self._order, self._order_epoch = torch.randperm(n, generator=generator), epoch
+        # Batches of equal size, up to one: a last batch of a single sample would break batch norm.
+        start, end = i * n // self.steps_per_epoch, (i + 1) * n // self.steps_per_epoch
+        queries = self._order[start:end]
+        if not self.uses_templates:
+            return queries, queries[:0]
+        others = n - len(queries)
+        draw = random.Random(_mix(self.seed, "templates", step))
+        picked = torch.tensor(draw.sample(range(others), min(self.recipe.template_size, others)))
+        return queries, self._order[(end + picked) % n]
+
+
+def _optimizer(objective: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
+    parameters = [p for p in objective.parameters() if p.requires_grad]
+    if not parameters:
+        raise ValueError("the network has no parameters to train")
+    if recipe.optimizer == "sgd":
+        return torch.optim.SGD(
+            parameters, lr=recipe.lr, momentum=recipe.momentum, weight_decay=recipe.weight_decay
+        )
+    return torch.optim.AdamW(parameters, lr=recipe.lr, weight_decay=recipe.weight_decay)
+
+
+def _mix(seed: int, purpose: str, number: int) -> int:
+    """A seed for one purpose: streams of different purposes and numbers are unrelated."""
+    return random.Random(f"{seed} {purpose} {number}").getrandbits(63)
+
+
+@contextmanager
+def _seeded(seed: int, device: torch.device) -> Iterator[None]:
+    devices = [] if device.type == "cpu" else [device]
+    with torch.random.fork_rng(devices, device_type=device.type if devices else "cuda"):
+        torch.manual_seed(seed)
+        yield
