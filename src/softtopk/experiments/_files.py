@@ -1,0 +1,27 @@
+"""Writing files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give a file to write, which takes the place of `path` at the end, all at once.
+
+    A reader never meets half a file, and an error or a crash leaves what there was before. Makes
+    the folder if there is none.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # One name for each process: two that write the same file do not write into each other's.
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield draft
+        with draft.open("rb+") as file:
+            os.fsync(file.fileno())  # else the name can reach the disk before the content does
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)

@@ -1,0 +1,38 @@
+"""Training runs on disk: started, stopped, taken up again, and turned into tables.
+
+A run is a folder:
+
+    config.json        what was asked for
+    environment.json   date, hardware and versions
+    metrics.jsonl      one line for each epoch
+    checkpoint.pt      the state to go on from, while it is not finished
+    model.safetensors  the trained weights, when it is
+    result.json        the outcome; its presence is what makes a run finished
+
+Every file is written whole or not at all, so a run can be killed at any time. Runs that belong
+together lie in the folders of one folder, which has a config.json of its own.
+"""
+
+from ._directory import Run, find_runs, locked, prepare
+from ._files import read_json, write_atomic, write_json
+from ._interrupt import Interrupt, Interrupted
+from ._loop import Trainable, train
+from ._report import Report
+from ._tables import Table, provenance
+
+__all__ = [
+    "Interrupt",
+    "Interrupted",
+    "Report",
+    "Run",
+    "Table",
+    "Trainable",
+    "find_runs",
+    "locked",
+    "prepare",
+    "provenance",
+    "read_json",
+    "train",
+    "write_atomic",
+    "write_json",
+]

@@ -1,0 +1,45 @@
+"""Ctrl-C between two steps instead of in the middle of one."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+
+class Interrupted(Exception):
+    """A run was stopped on request, with its state saved."""
+
+
+class Interrupt:
+    """While entered, the first Ctrl-C (or SIGTERM) only sets `requested`; the second one acts.
+
+    An update of the weights that is cut in half could not be resumed.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Interrupt:
+        # Python delivers signals to the main thread only, and lets no other install a handler.
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before.clear()
+
+    def check(self) -> None:
+        """Raise `Interrupted` if it was requested; for work that has nothing to save."""
+        if self.requested:
+            raise Interrupted
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True

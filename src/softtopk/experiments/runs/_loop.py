@@ -1,0 +1,72 @@
+"""The loop around every training: progress, records, checkpoints, interruption."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Protocol
+
+from ._directory import Run
+from ._interrupt import Interrupt, Interrupted
+from ._report import Report
+
+
+class Trainable(Protocol):
+    """What the loop needs of a training."""
+
+    step: int
+    """Steps done."""
+    steps_per_epoch: int
+
+    @property
+    def total_steps(self) -> int: ...
+    def advance(self) -> dict[str, float]: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+def train(
+    training: Trainable,
+    run: Run,
+    report: Report,
+    interrupt: Interrupt,
+    *,
+    title: str,
+    seconds_between_checkpoints: float = 30.0,
+) -> float:
+    """Train to the end, from the run's checkpoint if it has one; returns the seconds it took.
+
+    Raises `Interrupted`, with the state saved, if that is requested.
+    """
+    sums: dict[str, float] = {}
+    seconds = 0.0
+    state = run.load()
+    if state is not None:
+        training.load_state_dict(state["training"])
+        sums, seconds = state["sums"], state["seconds"]
+        report.say(f"{title}: resumed at step {training.step} of {training.total_steps}")
+    start = time.perf_counter() - seconds
+
+    def save() -> None:
+        elapsed = time.perf_counter() - start
+        run.save({"training": training.state_dict(), "sums": sums, "seconds": elapsed})
+
+    saved = time.perf_counter()
+    with report.task(title, training.total_steps, training.step) as task:
+        while training.step < training.total_steps:
+            if interrupt.requested:
+                save()
+                raise Interrupted
+            for name, value in training.advance().items():
+                sums[name] = sums.get(name, 0.0) + value
+            epoch, rest = divmod(training.step, training.steps_per_epoch)
+            means = {name: total / (rest or training.steps_per_epoch) for name, total in sums.items()}
+            task.update(training.step, epoch + (rest > 0), means)
+            if rest == 0:
+                elapsed = time.perf_counter() - start
+                run.log({"epoch": epoch, "step": training.step, **means, "seconds": elapsed})
+                task.epoch_done(epoch, means)
+                sums = {}
+            if rest == 0 or time.perf_counter() - saved > seconds_between_checkpoints:
+                save()
+                saved = time.perf_counter()
+    return time.perf_counter() - start

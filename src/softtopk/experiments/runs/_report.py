@@ -1,0 +1,83 @@
+"""The run on the terminal: a bar with the latest figures, or lines where there is no terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress, TaskID
+
+LOG_WIDTH = 120  # where there is no terminal to ask
+
+
+class Report:
+    """Prints; with a terminal, shows progress bars."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        from rich.console import Console
+
+        self.console = console or Console(highlight=False)
+        if not self.console.is_terminal:
+            self.console.width = LOG_WIDTH
+
+    def say(self, text: str) -> None:
+        from rich.text import Text
+
+        self.console.print(Text(text), soft_wrap=True)
+
+    @contextmanager
+    def task(self, title: str, total: int, done: int = 0) -> Iterator[Task]:
+        """Show the progress of a piece of work of ``total`` steps."""
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.progress import TimeRemainingColumn as Remaining
+
+        if not self.console.is_terminal:
+            yield Task(self, title)
+            return
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TextColumn("{task.fields[figures]}"),
+            TimeElapsedColumn(),
+            TextColumn("left:"),
+            Remaining(),
+        )
+        with Progress(*columns, console=self.console, transient=True) as progress:
+            bar = progress.add_task(title, total=total, completed=done, figures="")
+            yield Task(self, title, progress, bar)
+
+
+class Task:
+    """Progress of one piece of work."""
+
+    def __init__(
+        self, report: Report, title: str, progress: Progress | None = None, bar: TaskID | None = None
+    ) -> None:
+        self._report, self._title, self._progress, self._bar = report, title, progress, bar
+
+    def update(self, step: int, epoch: int, figures: Mapping[str, float]) -> None:
+        if self._progress is not None and self._bar is not None:
+            text = f"epoch {epoch}  {describe(figures)}"
+            self._progress.update(self._bar, completed=step, figures=text)
+
+    def epoch_done(self, epoch: int, figures: Mapping[str, float]) -> None:
+        if self._progress is None:
+            self._report.say(f"{self._title}: epoch {epoch}  {describe(figures)}")
+
+
+def describe(figures: Mapping[str, float]) -> str:
+    """Figures that have a value, in a line.
+
+    >>> describe({"loss": 0.12345, "accuracy": 0.98765, "other": float("nan")})
+    'loss 0.1235  accuracy 98.77 %'
+    """
+    parts = [
+        f"{name} {100 * value:.2f} %" if name == "accuracy" else f"{name} {value:.4g}"
+        for name, value in figures.items()
+        if value == value
+    ]
+    return "  ".join(parts)

@@ -1,0 +1,298 @@
+"""A run can be stopped at any time and goes on to the same end."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from softtopk.experiments.errors import UsageError
+from softtopk.experiments.runs import (
+    Interrupt,
+    Interrupted,
+    Report,
+    Run,
+    Table,
+    find_runs,
+    locked,
+    prepare,
+    read_json,
+    train,
+    write_atomic,
+    write_json,
+)
+
+EPOCHS, STEPS = 3, 4
+
+
+class Walk:
+    """A training whose state depends on every step before; can fail or be interrupted in one."""
+
+    steps_per_epoch = STEPS
+    total_steps = EPOCHS * STEPS
+
+    def __init__(self, stop_at: int | None = None, stop: Any = None) -> None:
+        self.step, self.state = 0, torch.zeros(2, dtype=torch.float64)
+        self._stop_at, self._stop = stop_at, stop
+
+    def advance(self) -> dict[str, float]:
+        if self.step == self._stop_at:
+            self._stop()
+        self.state = (self.state * 1.7 + self.step + 1).sin()
+        self.step += 1
+        return {"loss": float(self.state[0]), "accuracy": float("nan")}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"step": self.step, "state": self.state}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.step, self.state = state["step"], state["state"]
+
+
+class CrashError(Exception):
+    """Stands for whatever ends a process without notice."""
+
+
+def crash() -> None:
+    raise CrashError
+
+
+def quiet() -> tuple[Report, io.StringIO]:
+    text = io.StringIO()
+    return Report(Console(file=text, width=100)), text
+
+
+def run_to_end(run: Run, walk: Walk, every: float = 0.0) -> None:
+    with Interrupt() as interrupt:
+        train(walk, run, quiet()[0], interrupt, title="walk", seconds_between_checkpoints=every)
+
+
+def curve(run: Run) -> list[tuple[int, int, float]]:
+    return [(m["epoch"], m["step"], m["loss"]) for m in run.metrics]
+
+
+@pytest.fixture
+def uninterrupted(tmp_path: Path) -> tuple[torch.Tensor, list[tuple[int, int, float]]]:
+    run, walk = prepare(tmp_path / "whole", {}, resume=False), Walk()
+    run_to_end(run, walk)
+    return walk.state, curve(run)
+
+
+@pytest.mark.parametrize("every", [0.0, 1e9], ids=["each step", "each epoch"])
+@pytest.mark.parametrize("at", range(EPOCHS * STEPS))
+def test_a_crash_changes_nothing(tmp_path: Path, uninterrupted: Any, at: int, every: float) -> None:
+    run = prepare(tmp_path / "run", {}, resume=False)
+    with pytest.raises(CrashError):
+        run_to_end(run, Walk(at, crash), every)
+    walk = Walk()
+    run_to_end(prepare(tmp_path / "run", {}, resume=True), walk, every)
+    assert torch.equal(walk.state, uninterrupted[0])
+    assert curve(run) == uninterrupted[1]
+
+
+def test_what_was_logged_after_the_checkpoint_is_not_there_twice(tmp_path: Path) -> None:
+    run = prepare(tmp_path / "run", {}, resume=False)
+    run.log({"epoch": 1})
+    run.save({})
+    run.log({"epoch": 2})
+    with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
+        file.write('{"epoch": 3, "lo')  # the process was killed while it wrote
+    assert run.load() == {}
+    assert run.metrics == [{"epoch": 1}]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_waits_for_the_step_and_saves(
+    tmp_path: Path, uninterrupted: Any, number: signal.Signals
+) -> None:
+    run = prepare(tmp_path / "run", {}, resume=False)
+    walk = Walk(5, lambda: os.kill(os.getpid(), number))
+    with pytest.raises(Interrupted):
+        run_to_end(run, walk, every=1e9)
+    assert walk.step == 6  # the step in which it came is complete
+    again = Walk()
+    state = run.load()
+    assert state is not None
+    assert state["training"]["step"] == 6
+    run_to_end(run, again)
+    assert torch.equal(again.state, uninterrupted[0])
+    assert curve(run) == uninterrupted[1]
+
+
+def test_the_second_interrupt_acts_at_once() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with Interrupt() as interrupt:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert interrupt.requested
+        with pytest.raises(Interrupted):
+            interrupt.check()
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_interrupts_are_left_alone_outside_the_main_thread() -> None:
+    errors: list[BaseException] = []
+
+    def enter() -> None:
+        try:
+            with Interrupt() as interrupt:
+                interrupt.check()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+    assert not errors
+
+
+def test_a_run_is_never_written_over(tmp_path: Path) -> None:
+    prepare(tmp_path / "run", {"lr": 1.0}, resume=False)
+    with pytest.raises(UsageError, match="--resume"):
+        prepare(tmp_path / "run", {"lr": 1.0}, resume=False)
+
+
+def test_resuming_with_other_settings_is_refused(tmp_path: Path) -> None:
+    prepare(tmp_path / "run", {"lr": 1.0, "seeds": [0]}, resume=False)
+    with pytest.raises(UsageError, match=r"lr was 1\.0, not 2\.0"):
+        prepare(tmp_path / "run", {"lr": 2.0, "seeds": [0]}, resume=True, free=["seeds"])
+    prepare(tmp_path / "run", {"lr": 1.0, "seeds": [0, 1]}, resume=True, free=["seeds"])
+    assert Run(tmp_path / "run").config["seeds"] == [0, 1]
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("...")
+    with pytest.raises(UsageError, match="other files"):
+        prepare(tmp_path, {}, resume=False)
+
+
+def test_a_file_in_place_of_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("")
+    with pytest.raises(UsageError, match="--out"):
+        prepare(tmp_path / "out", {}, resume=False)
+
+
+def test_tuples_in_a_config_are_equal_to_the_lists_they_become(tmp_path: Path) -> None:
+    prepare(tmp_path / "run", {"shape": (1, 2)}, resume=False)
+    prepare(tmp_path / "run", {"shape": (1, 2)}, resume=True)
+
+
+def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
+    run = prepare(tmp_path / "run", {}, resume=False)
+    (run.path / "checkpoint.pt").write_bytes(b"nonsense")
+    with pytest.raises(UsageError, match=r"checkpoint\.pt is not a checkpoint"):
+        run.load()
+
+
+def test_a_checkpoint_does_not_execute_code(tmp_path: Path) -> None:
+    run = prepare(tmp_path / "run", {}, resume=False)
+    torch.save({"logged": 0, "state": Walk}, run.path / "checkpoint.pt")
+    with pytest.raises(UsageError, match="not a checkpoint"):
+        run.load()
+
+
+def test_weights_survive(tmp_path: Path) -> None:
+    run = prepare(tmp_path / "run", {}, resume=False)
+    with pytest.raises(UsageError, match="no trained weights"):
+        run.load_weights()
+    weights = {"w": torch.randn(3, 4).t(), "n": torch.tensor(3)}
+    run.save_weights(weights)
+    loaded = run.load_weights()
+    assert loaded.keys() == weights.keys()
+    assert all(torch.equal(loaded[name], weights[name]) for name in weights)
+    (run.path / "model.safetensors").write_bytes(b"nonsense")
+    with pytest.raises(UsageError, match="damaged"):
+        run.load_weights()
+
+
+def test_a_finished_run_has_a_result_and_no_checkpoint(tmp_path: Path) -> None:
+    run = prepare(tmp_path / "run", {}, resume=False)
+    run.save({})
+    assert run.result is None
+    run.finish({"accuracy": 0.5})
+    assert run.result == {"accuracy": 0.5}
+    assert not (run.path / "checkpoint.pt").exists()
+
+
+def test_runs_are_found_below(tmp_path: Path) -> None:
+    prepare(tmp_path / "all", {}, resume=False)
+    for name in ("a", "b"):
+        prepare(tmp_path / "all" / name, {}, resume=False)
+    prepare(tmp_path / "alone", {}, resume=False)
+    found = find_runs([tmp_path / "all", tmp_path / "alone"])
+    assert [run.path.name for run in found] == ["a", "b", "alone"]
+    (tmp_path / "empty").mkdir()
+    for name in ("empty", "absent"):
+        with pytest.raises(UsageError, match=name):
+            find_runs([tmp_path / name])
+
+
+def test_a_config_of_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(UsageError, match="not that of a run"):
+        prepare(tmp_path, {}, resume=True)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(UsageError, match="JSON"):
+        prepare(tmp_path, {}, resume=True)
+
+
+def test_two_processes_do_not_share_a_run(tmp_path: Path) -> None:
+    with locked(tmp_path / "run"):
+        with pytest.raises(UsageError, match="another process"), locked(tmp_path / "run"):
+            pass
+    with locked(tmp_path / "run"):
+        pass
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "file.json"
+    write_json(path, {"a": 1})
+    with pytest.raises(ValueError, match="JSON"):
+        write_json(path, {"a": float("nan")})
+    assert read_json(path) == {"a": 1}
+    with pytest.raises(TypeError):
+        write_atomic(path, 3)  # type: ignore[arg-type]
+    assert [entry.name for entry in path.parent.iterdir()] == ["file.json"]
+
+
+def test_the_surroundings_are_recorded(tmp_path: Path) -> None:
+    run = prepare(tmp_path / "run", {}, resume=False)
+    assert run.environment["torch"] == torch.__version__
+    assert run.environment["cores"] == os.cpu_count()
+    assert json.loads((run.path / "environment.json").read_text()) == run.environment
+
+
+def test_a_log_has_a_line_for_each_epoch(tmp_path: Path) -> None:
+    report, text = quiet()
+    run = prepare(tmp_path / "run", {}, resume=False)
+    with Interrupt() as interrupt:
+        train(Walk(), run, report, interrupt, title="walk")
+    lines = text.getvalue().splitlines()
+    assert [line.split("  ")[0] for line in lines] == [f"walk: epoch {e}" for e in (1, 2, 3)]
+    assert "nan" not in text.getvalue()
+
+
+def test_a_terminal_shows_a_bar(tmp_path: Path) -> None:
+    text = io.StringIO()
+    report = Report(Console(file=text, force_terminal=True, width=120))
+    with Interrupt() as interrupt:
+        train(Walk(), prepare(tmp_path, {}, resume=False), report, interrupt, title="walk")
+    assert "100%" in text.getvalue()
+    assert "loss" in text.getvalue()
+
+
+def test_tables_escape_their_cells() -> None:
+    table = Table("T", ["a", "b"], [["x|y", "1"], ["[bold]", "2"]])
+    assert table.to_markdown().splitlines()[2] == "| x\\|y | 1 |"
+    report, text = quiet()
+    report.console.print(table.to_rich())
+    assert "[bold]" in text.getvalue()
