@@ -446,9 +446,10 @@ def _flat(X: Any) -> tuple[Any, tuple[int, ...] | None]:
 
 def _standard(X: npt.NDArray[Any], shape: tuple[int, ...], wanted: bool) -> tuple[Any, Any]:
     """Mean and scale, one for every column or channel, in the shape that broadcasts to a sample."""
-    dtype = X.dtype if X.dtype.kind == "f" else (np.float32 if X.itemsize <= 2 else np.float64)
     if not wanted:
-        return dtype(0), dtype(1)
+        return 0.0, 1.0
+    # Pixels need no more than float32, and large numbers of them no more memory than that.
+    dtype: Any = X.dtype if X.dtype.kind == "f" else np.float32 if X.itemsize <= 2 else np.float64
     axes = (0,) if len(shape) == 1 else (0, 2, 3)
     X = X.reshape(len(X), *shape)
     mean = X.mean(axes, dtype=np.float64, keepdims=True)[0]

@@ -41,7 +41,7 @@ def knn_loss(
 ) -> Tensor:
     r"""Loss of classifying queries by the soft vote of their k nearest templates.
 
-    With A the relaxed indicator of the k templates nearest to query i, the vote for its own class is
+    With A the relaxed indicator of the k templates nearest to query i, the vote for its class is
 
     .. math:: v_i = \frac1k \sum_j A_{ij} [y_j = y_i], \quad 0 \le v_i \le 1,
 
@@ -78,8 +78,15 @@ def knn_loss(
 
     >>> queries = torch.tensor([[0.0], [1.0]], requires_grad=True)
     >>> templates = torch.tensor([[0.1], [0.4], [0.8]])
-    >>> loss = knn_loss(queries, torch.tensor([0, 1]), templates, torch.tensor([0, 1, 1]), 2,
-    ...                 objective="vote", eps=0.1)
+    >>> loss = knn_loss(
+    ...     queries,
+    ...     torch.tensor([0, 1]),
+    ...     templates,
+    ...     torch.tensor([0, 1, 1]),
+    ...     2,
+    ...     objective="vote",
+    ...     eps=0.1,
+    ... )
     >>> loss
     tensor(-0.6591, grad_fn=<MeanBackward0>)
     """

@@ -127,7 +127,7 @@ class Neighbours:
         elif self.metric == "cosine":
             # |q - t|² = 2 - 2 cos for directions; a feature of zero has none, see _distances.
             gaps /= 2
-            nowhere = ~queries.any(1)[:, None] | ~self._features.any(1)[found]
+            nowhere = _is_zero(queries)[:, None] | _is_zero(self._features)[found]
             gaps[nowhere] = 1
         distances = gaps.astype(np.float32)
         order = np.lexsort((found, distances), axis=1)
@@ -156,9 +156,7 @@ class Neighbours:
 
 
 class _Faiss:
-    def __init__(
-        self, features: Floats, index: Index, metric: Metric, n_probe: int | None
-    ) -> None:
+    def __init__(self, features: Floats, index: Index, metric: Metric, n_probe: int | None) -> None:
         faiss = require("faiss", "backend='faiss'")
         n, d = features.shape
         self._cosine = metric == "cosine"
@@ -206,5 +204,10 @@ def _matrix(name: str, features: npt.ArrayLike) -> Floats:
 
 
 def _directions(features: Floats) -> Floats:
-    norms = np.linalg.norm(features, axis=1, keepdims=True)
-    return features / np.where(norms > 0, norms, np.float32(1))
+    norms: Floats = np.linalg.norm(features, axis=1, keepdims=True)
+    norms[norms == 0] = 1
+    return features / norms
+
+
+def _is_zero(features: Floats) -> npt.NDArray[np.bool_]:
+    return np.asarray((features == 0).all(1))

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 
@@ -45,7 +45,7 @@ class MLP(nn.Sequential):
     ) -> None:
         sizes = [math.prod(_check_shape(shape)), *hidden, features]
         layers: list[nn.Module] = [nn.Flatten()]
-        for size, next_size in zip(sizes, sizes[1:], strict=False):
+        for size, next_size in pairwise(sizes):
             layers += [nn.Linear(size, next_size), nn.ReLU()]
         super().__init__(*layers[:-1])
 
@@ -147,7 +147,7 @@ class _Block(nn.Module):
             )
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.relu(self.body(x) + self.shortcut(x))
+        return torch.relu(self.body(x) + self.shortcut(x))
 
 
 def _conv3(size_in: int, size: int, stride: int = 1) -> nn.Conv2d:

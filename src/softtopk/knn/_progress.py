@@ -51,5 +51,9 @@ def _bar() -> Any:
     from rich.progress import TimeRemainingColumn as Remaining
 
     return Progress(
-        TextColumn("epoch"), MofNCompleteColumn(), BarColumn(), Remaining(), TextColumn("{task.fields[facts]}")
+        TextColumn("epoch"),
+        MofNCompleteColumn(),
+        BarColumn(),
+        Remaining(),
+        TextColumn("{task.fields[facts]}"),
     )
