@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -40,13 +42,15 @@ def relaxed_subset(
         A (..., n), not negative, with sum k, where at most k elements take part 1 everywhere. It
         is **not** bounded by one, since the removal is soft: at eps = 1, the weights [0.9, 0.05,
         0.05] are followed by [0.49, 0.26, 0.26]. Every removal multiplies derivatives by up to
-        1 / eps, so that they may grow like eps^-k.
+        1 / eps, so that they may grow like eps^-k; near the end of the range of the dtype they are
+        clamped.
 
     >>> scores = torch.tensor([0.4, 0.7, 2.3, 1.9, -0.2])
     >>> relaxed_subset(scores, 2, eps=0.5, noise=False)
     tensor([0.0681, 0.1218, 0.9455, 0.8438, 0.0209])
-    >>> relaxed_subset(scores, 2, generator=torch.Generator().manual_seed(0)).sum()
-    tensor(2.)
+    >>> sample = relaxed_subset(scores, 2, generator=torch.Generator().manual_seed(0))
+    >>> round(sample.sum().item(), 4)
+    2.0
 
     References:
         Xie and Ermon, Reparameterizable Subset Sampling via Continuous Relaxations, IJCAI 2019.
@@ -57,7 +61,7 @@ def relaxed_subset(
     keys = rows.scores
     if noise:
         keys = keys + gumbel_like(keys.detach(), generator)
-    selection = torch.zeros_like(keys)
+    selection = keys - keys  # zeros, and differentiable also if k = 0
     for _ in range(rows.k):
         keys = _centre(keys, rows)
         weights = softmax(keys / rows.eps, rows.part)
@@ -75,7 +79,10 @@ def _centre(keys: Tensor, rows: Candidates) -> Tensor:
     """
     info = torch.finfo(keys.dtype)
     top = keys.detach().masked_fill(~rows.part, info.min).amax(-1, keepdim=True)
-    return (keys - top).clamp(min=-0.125 * info.max * min(rows.eps, 1.0))
+    within = 0.125 * info.max * min(rows.eps, 1.0)
+    centred = (keys - top).clamp(min=-within)
+    # One step back, a cotangent is divided by eps and summed over the row.
+    return _Bounded.apply(centred, 0.5 * within / rows.n)
 
 
 def _log_left_out(exponents: Tensor, weights: Tensor, part: Tensor) -> Tensor:
@@ -90,3 +97,28 @@ def _log_left_out(exponents: Tensor, weights: Tensor, part: Tensor) -> Tensor:
     others = exponents.masked_fill(is_first | ~part, lowest).logsumexp(-1, keepdim=True)
     both = torch.logaddexp(others, exponents.gather(-1, first))
     return torch.where(is_first, others - both, torch.log1p(-weights.masked_fill(is_first, 0.0)))
+
+
+class _Bounded(torch.autograd.Function):
+    """The identity, with derivatives clamped to a bound.
+
+    They grow with every step, and past infinity they would become NaN.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, bound: float) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.bound = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad.clamp(-ctx.bound, ctx.bound), None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
+        return tangent.clamp(-ctx.bound, ctx.bound)

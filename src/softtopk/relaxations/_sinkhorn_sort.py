@@ -69,17 +69,18 @@ def sinkhorn_sort(
 def _squash(rows: Candidates) -> Tensor:
     """The logistic function of the standardised scores: (..., n) in (0, 1)."""
     x, part = rows.scores, rows.part
-    count = rows.size.clamp(min=1)
+    size = rows.size.clamp(min=1)
     fixed = x.detach()
     low = fixed.masked_fill(~part, torch.finfo(x.dtype).max).amin(-1, keepdim=True)
     high = fixed.masked_fill(~part, torch.finfo(x.dtype).min).amax(-1, keepdim=True)
     # Standardised scores change neither with shift nor with scale, so both may be chosen freely and
     # need no derivative: here such that squares neither over- nor underflow.
-    middle = 0.5 * low + 0.5 * high
-    radius = (0.5 * high - 0.5 * low).clamp(min=torch.finfo(x.dtype).tiny)
-    unit = ((x - middle) / radius).masked_fill(~part, 0.0)
-    centred = (unit - unit.sum(-1, keepdim=True) / count).masked_fill(~part, 0.0)
-    variance = centred.square().sum(-1, keepdim=True) / count
-    # Equal scores have no standard deviation to divide by.
-    deviation = torch.where(high > low, variance, 1.0).sqrt()
-    return torch.sigmoid(centred / deviation)
+    middle, radius = 0.5 * low + 0.5 * high, 0.5 * high - 0.5 * low
+    # Equal scores have no deviation to divide by. Nor have those that are equal but for numbers so
+    # small that their inverse, which is the derivative, is not finite.
+    info = torch.finfo(x.dtype)
+    equal = radius <= info.tiny / info.eps
+    unit = ((x - middle) / torch.where(equal, 1.0, radius)).masked_fill(~part, 0.0)
+    centred = (unit - unit.sum(-1, keepdim=True) / size).masked_fill(~part, 0.0)
+    variance = centred.square().sum(-1, keepdim=True) / size
+    return torch.sigmoid(centred / torch.where(equal, 1.0, variance).sqrt())
