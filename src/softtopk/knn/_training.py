@@ -225,7 +225,11 @@ def _mix(seed: int, purpose: str, number: int) -> int:
 
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Draw from generators of that seed inside; those outside are left as they were."""
     devices = [] if device.type == "cpu" else [device]
     with torch.random.fork_rng(devices, device_type=device.type if devices else "cuda"):
-        torch.manual_seed(seed)
+        if devices:
+            torch.manual_seed(seed)
+        else:  # torch.manual_seed takes a millisecond, and seeds every device there is
+            torch.default_generator.manual_seed(seed)
         yield
