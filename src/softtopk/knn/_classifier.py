@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
-from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from ..functional._arguments import check_choice
+from ._checks import check_integer, check_number
 from ._distances import Metric
 from ._loss import KNNObjective, Objective, RelaxationLike
 from ._neighbours import BACKENDS, INDICES, Backend, Floats, Index, Ints, Neighbours
@@ -56,7 +56,7 @@ class SoftKNNClassifier(
         relaxation: A name of `softtopk.relaxations`, or a function of that signature.
         eps: Temperature of the relaxation; None as in `knn_loss`.
         relaxation_options: Further arguments of the relaxation, a dict.
-        objective: ``"nll"`` or ``"vote"``, see `knn_loss`.
+        objective: ``"vote"`` or ``"nll"``, see `knn_loss`.
         metric: ``"euclidean"``, ``"squared"`` or ``"cosine"``: distance between features.
         image_shape: (channels, height, width), if the columns of X are the pixels of images. An X
             of four dimensions needs none.
@@ -115,7 +115,7 @@ class SoftKNNClassifier(
         relaxation: RelaxationLike = "soft-topk",
         eps: float | None = None,
         relaxation_options: Mapping[str, Any] | None = None,
-        objective: Objective = "nll",
+        objective: Objective = "vote",
         metric: Metric = "euclidean",
         image_shape: Sequence[int] | None = None,
         standardize: bool = True,
@@ -123,7 +123,7 @@ class SoftKNNClassifier(
         batch_size: int = 100,
         template_size: int = 100,
         optimizer: Optimizer = "adamw",
-        lr: float = 1e-3,
+        lr: float = 3e-3,
         momentum: float = 0.9,
         weight_decay: float = 5e-4,
         schedule: Schedule = "cosine",
@@ -218,7 +218,7 @@ class SoftKNNClassifier(
         """
         check_is_fitted(self)
         k = self.n_neighbors_ if n_neighbors is None else n_neighbors
-        k = _integer("n_neighbors", k, 1)
+        k = check_integer("n_neighbors", k)
         if X is None:
             k = min(k, len(self._features) - 1) if n_neighbors is None else k
             distances, found = _without_self(self._neighbours, self._features, k)
@@ -356,13 +356,14 @@ class SoftKNNClassifier(
                 "network must be an nn.Module, a function of a sample's shape, or None, "
                 f"got {self.network!r}"
             )
-        _integer("n_neighbors", self.n_neighbors, 1)
-        _integer("patience", self.patience, 1)
-        _integer("verbose", int(self.verbose) if self.verbose is True else self.verbose, 0)
+        check_integer("n_neighbors", self.n_neighbors)
+        check_integer("patience", self.patience)
+        if not isinstance(self.verbose, bool):
+            check_integer("verbose", self.verbose, 0)
         for name in ("standardize", "early_stopping"):
             if not isinstance(getattr(self, name), bool | np.bool_):
                 raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
-        if not 0 < _number("validation_fraction", self.validation_fraction) < 1:
+        if not 0 < check_number("validation_fraction", self.validation_fraction) < 1:
             raise ValueError(
                 "validation_fraction must be between 0 and 1, "
                 f"got validation_fraction={self.validation_fraction}"
@@ -370,13 +371,13 @@ class SoftKNNClassifier(
         check_choice("index", self.index, INDICES)
         check_choice("backend", self.backend, BACKENDS)
         recipe = Recipe(
-            epochs=_integer("epochs", self.epochs, 1),
-            batch_size=_integer("batch_size", self.batch_size, 1),
-            template_size=_integer("template_size", self.template_size, 1),
+            epochs=check_integer("epochs", self.epochs),
+            batch_size=check_integer("batch_size", self.batch_size),
+            template_size=check_integer("template_size", self.template_size),
             optimizer=self.optimizer,
-            lr=_number("lr", self.lr),
-            momentum=_number("momentum", self.momentum),
-            weight_decay=_number("weight_decay", self.weight_decay),
+            lr=check_number("lr", self.lr),
+            momentum=check_number("momentum", self.momentum),
+            weight_decay=check_number("weight_decay", self.weight_decay),
             schedule=self.schedule,
         )
         neighbours = Neighbours(
@@ -478,17 +479,3 @@ def _without_self(neighbours: Neighbours, features: Floats, k: int) -> tuple[Flo
     dropped = found == np.arange(len(found))[:, None]
     dropped[~dropped.any(1), -1] = True
     return distances[~dropped].reshape(-1, k), found[~dropped].reshape(-1, k)
-
-
-def _integer(name: str, value: Any, low: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise TypeError(f"{name} must be an int, got {name}={value!r}")
-    if value < low:
-        raise ValueError(f"{name} must be at least {low}, got {name}={value}")
-    return int(value)
-
-
-def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{name} must be a number, got {name}={value!r}")
-    return float(value)

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from ..functional import log_soft_topk, soft_topk
-from ..functional._arguments import check_choice, check_eps, check_integer_k, is_readable
+from ..functional._arguments import check_choice, check_eps, is_readable
 from ..relaxations import get
+from ._checks import check_integer
 from ._distances import METRICS, Metric, check_features, pairwise_distances
 from ._training import Outcome
 
-Objective = Literal["nll", "vote"]
-OBJECTIVES: tuple[Objective, ...] = ("nll", "vote")
+Objective = Literal["vote", "nll"]
+OBJECTIVES: tuple[Objective, ...] = ("vote", "nll")
 Reduction = Literal["mean", "sum", "none"]
 
 #: A name of `softtopk.relaxations`, or a function of the same signature.
@@ -30,7 +31,7 @@ def knn_loss(
     template_labels: Tensor,
     k: int,
     *,
-    objective: Objective = "nll",
+    objective: Objective = "vote",
     relaxation: RelaxationLike = "soft-topk",
     eps: float | None = None,
     metric: Metric = "euclidean",
@@ -56,8 +57,8 @@ def knn_loss(
         k: How many neighbours vote, at most the number of templates of every query.
         objective: ``"vote"`` is the paper's: mind the sign, which the paper leaves out. What it
             calls the loss is :math:`k v_i` and is to be maximised; the loss here is
-            :math:`-v_i`. ``"nll"`` is :math:`-\log v_i`, which lets a query that is still far from
-            its class learn as fast as one that is close.
+            :math:`-v_i`. ``"nll"`` is :math:`-\log v_i`, which pulls hardest on the queries that
+            are furthest from their class, be they the ones to learn from or mislabelled.
         relaxation: A name of `softtopk.relaxations`, or a function of that signature, which is
             given the negative distances.
         eps: Its temperature. None is 1e-3 for ``"soft-topk"``, the paper's value for MNIST, which
@@ -135,6 +136,11 @@ def soft_vote(
     _check_labels("template_labels", template_labels, "templates", templates)
     if classes is None:
         classes = int(template_labels.max()) + 1
+    check_integer("classes", classes)
+    if is_readable(template_labels) and int(template_labels.max()) >= classes:
+        raise ValueError(
+            f"classes={classes} is too few for template_labels up to {int(template_labels.max())}"
+        )
     selection = _Selection(k, relaxation, eps, metric, options)
     allowed = _allowed(queries, templates, query_ids, template_ids)
     scores = selection.scores(queries, templates, allowed)
@@ -167,7 +173,7 @@ class KNNObjective(nn.Module):
         network: nn.Module,
         k: int = 9,
         *,
-        objective: Objective = "nll",
+        objective: Objective = "vote",
         relaxation: RelaxationLike = "soft-topk",
         eps: float | None = None,
         metric: Metric = "euclidean",
@@ -205,9 +211,7 @@ class _Selection:
         metric: Metric,
         options: Mapping[str, Any] | None,
     ) -> None:
-        self.k = check_integer_k(k, math.inf)
-        if self.k < 1:
-            raise ValueError(f"k must be at least 1, got k={k}")
+        self.k = check_integer("k", k)
         check_choice("metric", metric, METRICS)
         self.name, self.metric = relaxation, metric
         self.relaxation = get(relaxation)

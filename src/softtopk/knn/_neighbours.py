@@ -9,7 +9,8 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ..functional._arguments import check_choice, check_integer_k
+from ..functional._arguments import check_choice
+from ._checks import check_integer
 from ._distances import METRICS, Metric
 from ._extras import require
 
@@ -67,8 +68,7 @@ class Neighbours:
         if n_probe is not None:
             if index == "exact":
                 raise ValueError(f"n_probe={n_probe} has no effect on index='exact'; leave it out")
-            if check_integer_k(n_probe, math.inf) < 1:
-                raise ValueError(f"n_probe must be at least 1, got n_probe={n_probe}")
+            check_integer("n_probe", n_probe)
         self.index, self.backend, self.metric, self.n_probe = index, backend, metric, n_probe
         self._features: Floats | None = None
         self._search: _Search | None = None
@@ -98,8 +98,8 @@ class Neighbours:
                 f"features must have {self._features.shape[1]} columns, as in fit, "
                 f"got shape {queries.shape}"
             )
-        if not 1 <= check_integer_k(k, math.inf) <= len(self):
-            raise ValueError(f"k must be between 1 and n={len(self)}, the fitted rows, got k={k}")
+        if check_integer("k", k) > len(self):
+            raise ValueError(f"k must be at most {len(self)}, the number of fitted rows, got k={k}")
         if self.metric == "cosine":
             queries = _directions(queries)
         distances = np.empty((len(queries), k), dtype=np.float32)

@@ -36,17 +36,28 @@ def default_network(shape: Sequence[int]) -> nn.Module:
 class MLP(nn.Sequential):
     """Linear layers with ReLU between them, for flat samples: ``(n, *shape) -> (n, features)``.
 
+    Args:
+        shape: Of a sample.
+        hidden: Sizes of the layers between.
+        features: Size of the last one.
+        dropout: Share of the inputs of every layer that training sets to zero.
+
     >>> MLP((13,), hidden=(32,), features=8)(torch.zeros(5, 13)).shape
     torch.Size([5, 8])
     """
 
     def __init__(
-        self, shape: Sequence[int], *, hidden: Sequence[int] = (256,), features: int = 64
+        self,
+        shape: Sequence[int],
+        *,
+        hidden: Sequence[int] = (256,),
+        features: int = 64,
+        dropout: float = 0.1,
     ) -> None:
         sizes = [math.prod(_check_shape(shape)), *hidden, features]
         layers: list[nn.Module] = [nn.Flatten()]
         for size, next_size in pairwise(sizes):
-            layers += [nn.Linear(size, next_size), nn.ReLU()]
+            layers += [nn.Dropout(dropout), nn.Linear(size, next_size), nn.ReLU()]
         super().__init__(*layers[:-1])
 
 

@@ -1,0 +1,323 @@
+"""The loss against loops over queries and templates."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from softtopk import log_soft_topk, soft_topk
+from softtopk.knn import KNNObjective, Recipe, Training, knn_loss, soft_vote
+from softtopk.relaxations import names
+
+EPS = {"neural-sort": 1.0, "stochastic-neural-sort": 1.0, "cuturi": 0.05}
+
+
+def data(m: int = 6, n: int = 9, classes: int = 3, dtype=torch.double, seed: int = 0):
+    generator = torch.Generator().manual_seed(seed)
+    queries = torch.randn(m, 4, dtype=dtype, generator=generator)
+    templates = torch.randn(n, 4, dtype=dtype, generator=generator)
+    labels = torch.randint(classes, (m + n,), generator=generator)
+    return queries, labels[:m], templates, labels[m:]
+
+
+def sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x)) if x > 0 else math.exp(x) / (1 + math.exp(x))
+
+
+def oracle_indicator(scores: list[float], k: int, eps: float) -> list[float]:
+    """SOFT top-k with the cost of the row normalised, by bisection for the threshold."""
+    largest = max((x - y) ** 2 for x in scores for y in (0, 1))
+    tau = eps * largest / 2
+    low, high = min(scores) - 100 * tau, max(scores) + 100 * tau
+    for _ in range(200):
+        middle = (low + high) / 2
+        # The sum minus k, with what is next to one written as one minus a small number.
+        above = [x for x in scores if x > middle]
+        missing = sum(sigmoid((middle - x) / tau) for x in above)
+        beyond = sum(sigmoid((x - middle) / tau) for x in scores if x <= middle)
+        if len(above) - k + (beyond - missing) > 0:
+            low = middle
+        else:
+            high = middle
+    return [sigmoid((x - low) / tau) for x in scores]
+
+
+def oracle_votes(queries, templates, template_labels, k, eps, classes, excluded=()):
+    votes = np.zeros((len(queries), classes))
+    for i, q in enumerate(queries.tolist()):
+        left = [j for j in range(len(templates)) if (i, j) not in excluded]
+        scores = [-math.dist(q, templates[j].tolist()) for j in left]
+        for j, a in zip(left, oracle_indicator(scores, k, eps), strict=True):
+            votes[i, int(template_labels[j])] += a / k
+    return votes
+
+
+@pytest.mark.parametrize("k", [1, 3, 8])
+@pytest.mark.parametrize("eps", [None, 0.02])
+def test_votes_and_losses_against_loops(k: int, eps: float | None) -> None:
+    queries, query_labels, templates, template_labels = data()
+    votes = oracle_votes(queries, templates, template_labels, k, eps or 1e-3, 3)
+    found = soft_vote(queries, templates, template_labels, k, classes=3, eps=eps)
+    np.testing.assert_allclose(found, votes, atol=1e-9)
+    np.testing.assert_allclose(found.sum(1), 1)
+    own = votes[np.arange(6), query_labels]
+    for objective, losses in (("vote", -own), ("nll", -np.log(own))):
+        for reduction, expected in (
+            ("none", losses),
+            ("mean", losses.mean()),
+            ("sum", losses.sum()),
+        ):
+            loss = knn_loss(
+                queries, query_labels, templates, template_labels, k,
+                objective=objective, reduction=reduction, eps=eps,
+            )  # fmt: skip
+            np.testing.assert_allclose(loss, expected, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("objective", ["vote", "nll"])
+@pytest.mark.parametrize("metric", ["euclidean", "squared", "cosine"])
+def test_gradient(objective: str, metric: str) -> None:
+    queries, query_labels, templates, template_labels = data()
+    queries.requires_grad_()
+    templates.requires_grad_()
+    # With normalize="row" the divisor is detached, which finite differences would not see.
+    options = {"normalize": None}
+
+    def loss(q: Tensor, t: Tensor, reduction: str = "none") -> Tensor:
+        return knn_loss(
+            q, query_labels, t, template_labels, 3, objective=objective, metric=metric,
+            eps=0.7, options=options, reduction=reduction,
+        )  # fmt: skip
+
+    assert torch.autograd.gradcheck(loss, (queries, templates))
+    assert torch.autograd.gradgradcheck(lambda q, t: loss(q, t, "mean"), (queries, templates))
+
+
+@pytest.mark.parametrize("relaxation", [name for name in names() if name != "hard"])
+@pytest.mark.parametrize("objective", ["vote", "nll"])
+def test_a_step_downhill_raises_the_vote(relaxation: str, objective: str) -> None:
+    queries, query_labels, templates, template_labels = data(20, 30)
+    queries.requires_grad_()
+    eps = EPS.get(relaxation, 0.02)
+
+    def own_votes() -> Tensor:
+        torch.manual_seed(1)
+        votes = soft_vote(
+            queries, templates, template_labels, 5, classes=3, relaxation=relaxation, eps=eps
+        )
+        return votes.gather(1, query_labels.unsqueeze(1)).mean()
+
+    before = own_votes()
+    for _ in range(5):
+        torch.manual_seed(1)
+        loss = knn_loss(
+            queries, query_labels, templates, template_labels, 5,
+            relaxation=relaxation, objective=objective, eps=eps,
+        )  # fmt: skip
+        (gradient,) = torch.autograd.grad(loss, queries)
+        assert gradient.isfinite().all()
+        with torch.no_grad():
+            queries -= 0.05 * gradient / gradient.norm()
+    assert own_votes() > before + 1e-3
+
+
+@pytest.mark.parametrize("relaxation", names())
+def test_every_relaxation_by_name(relaxation: str) -> None:
+    queries, query_labels, templates, template_labels = data()
+    torch.manual_seed(0)
+    votes = soft_vote(queries, templates, template_labels, 3, relaxation=relaxation)
+    torch.testing.assert_close(votes.sum(1), torch.ones(6, dtype=torch.double), atol=1e-3, rtol=0)
+    loss = knn_loss(
+        queries, query_labels, templates, template_labels, 3, relaxation=relaxation, reduction="sum"
+    )
+    assert loss.isfinite()
+
+
+def test_the_limit_is_the_vote_of_the_nearest() -> None:
+    queries, _, templates, template_labels = data(m=20, n=30)
+    nearest = torch.cdist(queries, templates).topk(5, largest=False).indices
+    expected = torch.nn.functional.one_hot(template_labels[nearest], 3).double().mean(1)
+    soft = soft_vote(queries, templates, template_labels, 5, classes=3, eps=1e-7)
+    torch.testing.assert_close(soft, expected, atol=1e-6, rtol=0)
+    hard = soft_vote(queries, templates, template_labels, 5, classes=3, relaxation="hard")
+    torch.testing.assert_close(hard, expected)
+
+
+def test_a_function_as_relaxation() -> None:
+    def uniform(scores: Tensor, k: int, *, eps: float = 1.0, mask: Tensor | None = None) -> Tensor:
+        return torch.full_like(scores, k * eps / scores.shape[-1])
+
+    queries, _, templates, template_labels = data()
+    votes = soft_vote(queries, templates, template_labels, 3, classes=3, relaxation=uniform)
+    counts = template_labels.bincount(minlength=3) / len(templates)
+    torch.testing.assert_close(votes, counts.double().expand(6, 3))
+    votes = soft_vote(queries, templates, template_labels, 3, relaxation=uniform, eps=0.5)
+    torch.testing.assert_close(votes.sum(1), torch.full((6,), 0.5, dtype=torch.double))
+
+
+def test_options_reach_the_relaxation() -> None:
+    queries, labels, templates, template_labels = data()
+    scores = -torch.cdist(queries, templates)
+    same = labels.unsqueeze(1) == template_labels
+    for options, eps in (({"normalize": "batch"}, 0.01), ({"normalize": None}, 0.3)):
+        expected = -(soft_topk(scores, 3, eps=eps, **options) * same).sum(1) / 3
+        loss = knn_loss(
+            queries, labels, templates, template_labels, 3,
+            objective="vote", eps=eps, options=options, reduction="none",
+        )  # fmt: skip
+        torch.testing.assert_close(loss, expected)
+    # Without a normalised cost the paper's eps means nothing, and the operator's own is taken.
+    expected = -(soft_topk(scores, 3) * same).sum(1) / 3
+    loss = knn_loss(
+        queries, labels, templates, template_labels, 3,
+        objective="vote", options={"normalize": None}, reduction="none",
+    )  # fmt: skip
+    torch.testing.assert_close(loss, expected)
+
+
+def test_a_query_is_not_its_own_template() -> None:
+    features, labels, _, _ = data(m=9)
+    diagonal = [(i, i) for i in range(9)]
+    expected = oracle_votes(features, features, labels, 3, 1e-3, 3, excluded=diagonal)
+    ids = torch.arange(9) * 7
+    same_tensor = soft_vote(features, features, labels, 3, classes=3)
+    by_ids = soft_vote(
+        features, features.clone(), labels, 3, classes=3, query_ids=ids, template_ids=ids
+    )
+    np.testing.assert_allclose(same_tensor, expected, atol=1e-9)
+    np.testing.assert_allclose(by_ids, expected, atol=1e-9)
+    counted = soft_vote(features, features.clone(), labels, 3, classes=3)
+    assert (counted - by_ids).abs().max() > 0.1
+    loss = knn_loss(features, labels, features, labels, 3, objective="vote", reduction="none")
+    np.testing.assert_allclose(loss, -expected[np.arange(9), labels], atol=1e-9)
+
+
+def test_ids_exclude_copies_too() -> None:
+    features, labels, _, _ = data(m=8)
+    ids = torch.tensor([0, 0, 1, 1, 2, 3, 4, 5])
+    excluded = [(i, j) for i in range(8) for j in range(8) if ids[i] == ids[j]]
+    expected = oracle_votes(features, features, labels, 3, 1e-3, 3, excluded=excluded)
+    for given in ({"query_ids": ids}, {"template_ids": ids}):
+        found = soft_vote(features, features, labels, 3, classes=3, **given)
+        np.testing.assert_allclose(found, expected, atol=1e-9)
+    different = soft_vote(
+        features, features, labels, 3, classes=3, query_ids=ids, template_ids=ids + 100
+    )
+    plain = soft_vote(features, features, labels, 3, classes=3)
+    torch.testing.assert_close(different, plain)  # still not its own template
+
+
+def test_far_from_the_own_class_the_gradient_does_not_vanish() -> None:
+    """The vote underflows to zero; its logarithm does not."""
+    query = torch.zeros(1, 1, requires_grad=True)
+    templates = torch.tensor([[-0.1], [-0.2], [-0.3], [50.0]])
+    arguments = (query, torch.ones(1).long(), templates, torch.tensor([0, 0, 0, 1]), 2)
+    assert knn_loss(*arguments, eps=1e-4, objective="vote") == 0
+    loss = knn_loss(*arguments, eps=1e-4, objective="nll")
+    (gradient,) = torch.autograd.grad(loss, query)
+    assert loss > 300
+    assert gradient.item() < -0.1  # to the right, where the class is
+    scores = -(templates - query).abs().mT
+    expected = math.log(2) - log_soft_topk(scores, 2, eps=1e-4, normalize="row")[0, 3]
+    torch.testing.assert_close(loss, expected)
+
+
+@pytest.mark.parametrize("relaxation", ["soft-topk", "softmax-k-times"])
+def test_no_template_of_the_class(relaxation: str) -> None:
+    queries, _, templates, template_labels = data(dtype=torch.float32)
+    queries.requires_grad_()
+    missing = torch.full((6,), 7)
+    for objective, expected in (("vote", 0.0), ("nll", -2 * math.log(torch.finfo().eps))):
+        loss = knn_loss(
+            queries, missing, templates, template_labels, 3,
+            objective=objective, relaxation=relaxation,
+        )  # fmt: skip
+        assert loss.item() == pytest.approx(expected, rel=1e-5)
+        (gradient,) = torch.autograd.grad(loss, queries)
+        assert (gradient == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "message"),
+    [
+        ({"k": 10}, ValueError, "k=10 neighbours cannot be chosen from 9 templates; lower k"),
+        ({"k": 0}, ValueError, "k must be at least 1, got k=0"),
+        ({"k": 2.5}, TypeError, "k must be an int, got k=2.5"),
+        ({"objective": "ce"}, ValueError, "objective must be one of 'vote', 'nll', got 'ce'"),
+        ({"reduction": "max"}, ValueError, "reduction must be one of"),
+        ({"metric": "l1"}, ValueError, "metric must be one of"),
+        ({"relaxation": "sparsemax"}, ValueError, "no relaxation 'sparsemax', only soft-topk"),
+        ({"eps": -1.0}, ValueError, "eps must be positive and finite, got eps=-1.0"),
+        (
+            {"options": {"hard": True}, "objective": "nll"},
+            ValueError,
+            "use objective='vote' or hard=False",
+        ),
+        ({"query_ids": torch.arange(6)}, ValueError, "query_ids is given without template_ids"),
+        ({"template_ids": torch.arange(9)}, ValueError, "template_ids is given without query_ids"),
+        ({"query_labels": torch.zeros(6)}, TypeError, r"query_labels must be integers.*\.long"),
+        ({"query_labels": torch.zeros(5).long()}, ValueError, r"each of the 6 queries.*\(5,\)"),
+        ({"template_labels": [0] * 9}, TypeError, "template_labels must be a torch.Tensor"),
+        (
+            {"k": 9, "query_ids": torch.arange(6), "template_ids": torch.arange(9)},
+            ValueError,
+            "k=9 neighbours cannot be chosen from 8 templates after 1 are excluded",
+        ),
+    ],
+)
+def test_errors(change: dict, kind: type[Exception], message: str) -> None:
+    queries, query_labels, templates, template_labels = data()
+    arguments = {
+        "queries": queries,
+        "query_labels": query_labels,
+        "templates": templates,
+        "template_labels": template_labels,
+        "k": 3,
+    }
+    with pytest.raises(kind, match=message):
+        knn_loss(**(arguments | change))
+
+
+def test_errors_of_the_vote() -> None:
+    queries, _, templates, template_labels = data()
+    with pytest.raises(ValueError, match="classes=2 is too few for template_labels up to 2"):
+        soft_vote(queries, templates, template_labels, 3, classes=2)
+    with pytest.raises(ValueError, match="k=6 neighbours cannot be chosen from 5 templates"):
+        soft_vote(queries, queries, torch.zeros(6).long(), 6)
+
+
+def test_the_objective_is_the_loss_of_the_queries_among_the_templates() -> None:
+    torch.manual_seed(0)
+    network = torch.nn.Linear(4, 3).double()
+    inputs, labels = torch.randn(20, 4).double(), torch.randint(3, (20,))
+    for kind in ("nll", "vote"):
+        outcome = KNNObjective(network, 3, objective=kind, eps=0.01)(inputs, labels, 8)
+        features = network(inputs)
+        arguments = (features[:8], features[8:], labels[8:], 3)
+        expected = knn_loss(
+            features[:8], labels[:8], features[8:], labels[8:], 3, objective=kind, eps=0.01
+        )
+        torch.testing.assert_close(outcome.loss, expected)
+        predicted = soft_vote(*arguments, classes=3, eps=0.01).argmax(1)
+        assert outcome.accuracy.item() == pytest.approx((predicted == labels[:8]).double().mean())
+    with pytest.raises(ValueError, match="the network's output must be of shape"):
+        KNNObjective(torch.nn.Unflatten(1, (2, 2)), 3)(inputs, labels, 8)
+    with pytest.raises(ValueError, match="objective must be one of"):
+        KNNObjective(network, objective="ce")
+    assert "k=9, relaxation='soft-topk', metric='euclidean', normalize='row', eps=0.001" in repr(
+        KNNObjective(network)
+    )
+
+
+def test_training_separates_classes() -> None:
+    torch.manual_seed(0)
+    inputs = torch.randn(120, 10)
+    labels = (inputs[:, 0] > 0).long()  # the other nine are noise
+    network = torch.nn.Linear(10, 4)
+    recipe = Recipe(epochs=30, batch_size=30, template_size=50, optimizer="adamw", lr=1e-2)
+    training = Training(KNNObjective(network, 5), inputs, labels, recipe, seed=0)
+    steps = [training.advance()["accuracy"] for _ in range(training.total_steps)]
+    assert np.mean(steps[:4]) < 0.85
+    assert np.mean(steps[-4:]) > 0.9
