@@ -426,10 +426,14 @@ class _Validation:
         votes = _vote(self._template_labels[found], len(model.classes_))
         accuracy = float((votes.argmax(1) == self._query_labels).mean())
         self._epoch += 1
+        self._keep(accuracy)
+        return accuracy
+
+    def _keep(self, accuracy: float) -> None:
+        """Keep the weights if they are the best so far."""
         if accuracy > self.best:
             self.best, self.best_epoch = accuracy, self._epoch
-            self.weights = copy.deepcopy(model.network_.state_dict())
-        return accuracy
+            self.weights = copy.deepcopy(self._model.network_.state_dict())
 
 
 def _flat(X: Any) -> tuple[Any, tuple[int, ...] | None]:

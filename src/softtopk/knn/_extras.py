@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import sys
 from types import ModuleType
 
 _PACKAGES = {"sklearn": "scikit-learn", "faiss": "faiss-cpu"}
@@ -14,8 +16,15 @@ def require(module: str, what: str) -> ModuleType:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         name = module.split(".")[0]
-        if error.name is None or error.name.split(".")[0] != name:
+        if error.name != name:
             raise  # it is there, and broken
         raise ImportError(
             f"{what} needs {_PACKAGES.get(name, name)}; pip install 'softtopk[knn]'", name=name
         ) from error
+
+
+def is_installed(module: str) -> bool:
+    """Whether an optional ``module`` can be imported, without doing so."""
+    if module in sys.modules:
+        return sys.modules[module] is not None
+    return importlib.util.find_spec(module) is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from typing import Any, Literal, Protocol
 
@@ -12,7 +11,7 @@ import numpy.typing as npt
 from ..functional._arguments import check_choice
 from ._checks import check_integer
 from ._distances import METRICS, Metric
-from ._extras import require
+from ._extras import is_installed, require
 
 Index = Literal["exact", "approximate"]
 Backend = Literal["auto", "faiss", "sklearn"]
@@ -134,7 +133,7 @@ class Neighbours:
         return np.take_along_axis(distances, order, 1), np.take_along_axis(found, order, 1)
 
     def _build(self, features: Floats) -> _Search:
-        installed = importlib.util.find_spec("faiss") is not None
+        installed = is_installed("faiss")
         if self.backend == "faiss" or (self.backend == "auto" and installed):
             return _Faiss(features, self.index, self.metric, self.n_probe)
         if self.index == "approximate":

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from types import TracebackType
 from typing import Any
+
+from ._extras import is_installed
 
 
 class Progress:
@@ -18,7 +19,7 @@ class Progress:
         self._epochs, self._done = epochs, 0
         self._shown = verbose > 0
         self._bar: Any = None
-        if self._shown and sys.stdout.isatty() and importlib.util.find_spec("rich") is not None:
+        if self._shown and sys.stdout.isatty() and is_installed("rich"):
             self._bar = _bar()
             self._task = self._bar.add_task("training", total=epochs, facts="")
 

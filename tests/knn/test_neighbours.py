@@ -1,0 +1,141 @@
+"""Neighbours against brute force, and the backends against each other."""
+
+import pickle
+
+import numpy as np
+import pytest
+from scipy.spatial.distance import cdist
+
+from softtopk.knn import Neighbours
+
+SCIPY = {"euclidean": "euclidean", "squared": "sqeuclidean", "cosine": "cosine"}
+
+
+def features(n: int, d: int = 8, seed: int = 0, offset: float = 0.0) -> np.ndarray:
+    """Clusters, as features are."""
+    rng = np.random.default_rng(seed)
+    centres = np.random.default_rng(99).normal(offset, 3, (10, d))
+    return (centres[rng.integers(10, size=n)] + rng.normal(size=(n, d))).astype(np.float32)
+
+
+@pytest.mark.parametrize("backend", ["faiss", "sklearn", "auto"])
+@pytest.mark.parametrize(
+    ("metric", "offset"),
+    # Not the cosine far from the origin: all directions are the same there, up to rounding.
+    [("euclidean", 0.0), ("euclidean", 300.0), ("squared", 300.0), ("cosine", 0.0)],
+)
+def test_against_brute_force(backend: str, metric: str, offset: float) -> None:
+    templates, queries = features(500, offset=offset), features(70, seed=1, offset=offset)
+    found = Neighbours(backend=backend, metric=metric).fit(templates)
+    distances, indices = found.kneighbors(queries, 7)
+    brute = cdist(queries.astype(float), templates.astype(float), SCIPY[metric])
+    np.testing.assert_array_equal(indices, brute.argsort(1)[:, :7])
+    np.testing.assert_allclose(distances, np.sort(brute, 1)[:, :7], rtol=1e-4, atol=1e-6)
+    assert distances.dtype == np.float32
+    assert indices.dtype == np.int64
+    alone = found.kneighbors(queries[:1], 7)
+    np.testing.assert_array_equal(alone[0], distances[:1])
+    assert len(found) == 500
+
+
+def test_ties_are_in_the_order_of_the_rows() -> None:
+    templates = np.repeat(np.eye(3), 4, axis=0)
+    for backend in ("faiss", "sklearn"):
+        distances, indices = Neighbours(backend=backend).fit(templates).kneighbors(np.eye(3), 4)
+        np.testing.assert_array_equal(indices, np.arange(12).reshape(3, 4))
+        assert (distances == 0).all()
+
+
+@pytest.mark.parametrize("backend", ["faiss", "sklearn"])
+def test_a_feature_of_zero_has_no_direction(backend: str) -> None:
+    templates = np.array([[1.0, 0.0], [0.0, 0.0], [-1.0, 0.0]])
+    index = Neighbours(backend=backend, metric="cosine").fit(templates)
+    distances, indices = index.kneighbors(np.array([[2.0, 0.0], [0.0, 0.0]]), 3)
+    np.testing.assert_allclose(distances, [[0, 1, 2], [1, 1, 1]], atol=1e-6)
+    np.testing.assert_array_equal(indices, [[0, 1, 2], [0, 1, 2]])
+
+
+@pytest.mark.parametrize("metric", ["euclidean", "cosine"])
+def test_the_approximate_index(metric: str) -> None:
+    templates, queries = features(6000), features(300, seed=1)
+    exact = Neighbours(metric=metric).fit(templates).kneighbors(queries, 9)[1]
+    found = {
+        probes: Neighbours(index="approximate", metric=metric, n_probe=probes)
+        .fit(templates)
+        .kneighbors(queries, 9)[1]
+        for probes in (None, 1, 10_000)
+    }
+    recall = {
+        probes: np.mean([len({*a} & {*b}) / 9 for a, b in zip(exact, indices, strict=True)])
+        for probes, indices in found.items()
+    }
+    assert recall[10_000] == 1
+    assert 0.9 < recall[None] < 1
+    assert recall[1] < recall[None]
+    again = Neighbours(index="approximate", metric=metric).fit(templates).kneighbors(queries, 9)
+    np.testing.assert_array_equal(again[1], found[None])
+
+
+def test_the_approximate_index_finds_k_even_if_its_cells_hold_fewer() -> None:
+    templates, queries = features(400), features(20, seed=1)
+    index = Neighbours(index="approximate", n_probe=1).fit(templates)
+    indices = index.kneighbors(queries, 300)[1]
+    assert indices.min() >= 0
+    assert all(len(set(row)) == 300 for row in indices.tolist())
+
+
+def test_few_templates_need_no_cells() -> None:
+    templates = features(30)
+    exact = Neighbours().fit(templates).kneighbors(templates, 5)
+    cells = Neighbours(index="approximate").fit(templates).kneighbors(templates, 5)
+    np.testing.assert_array_equal(exact[1], cells[1])
+
+
+@pytest.mark.parametrize("index", ["exact", "approximate"])
+def test_pickle(index: str) -> None:
+    templates, queries = features(2000), features(50, seed=1)
+    fitted = Neighbours(index=index).fit(templates)
+    copy = pickle.loads(pickle.dumps(fitted))
+    for ours, theirs in zip(
+        fitted.kneighbors(queries, 5), copy.kneighbors(queries, 5), strict=True
+    ):
+        np.testing.assert_array_equal(ours, theirs)
+    pickle.loads(pickle.dumps(Neighbours()))
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "message"),
+    [
+        (lambda: Neighbours(index="hnsw"), ValueError, "index must be one of"),
+        (lambda: Neighbours(backend="scipy"), ValueError, "backend must be one of"),
+        (lambda: Neighbours(metric="l1"), ValueError, "metric must be one of"),
+        (lambda: Neighbours(n_probe=3), ValueError, "n_probe=3 has no effect on index='exact'"),
+        (
+            lambda: Neighbours(index="approximate", n_probe=0),
+            ValueError,
+            "n_probe must be at least",
+        ),
+        (
+            lambda: Neighbours(index="approximate", backend="sklearn").fit(features(5)),
+            ValueError,
+            "index='approximate' needs faiss; use backend='faiss', or use index='exact'",
+        ),
+        (lambda: Neighbours().kneighbors(features(5), 1), ValueError, "call fit first"),
+        (lambda: Neighbours().fit(features(0)), ValueError, "at least one row"),
+        (lambda: Neighbours().fit(np.full((2, 2), np.nan)), ValueError, "must be finite"),
+        (lambda: Neighbours().fit(np.zeros(3)), ValueError, r"shape \(rows, columns\), got \(3,\)"),
+        (
+            lambda: Neighbours().fit(features(5)).kneighbors(features(5), 6),
+            ValueError,
+            "k must be at most 5, the number of fitted rows, got k=6",
+        ),
+        (
+            lambda: Neighbours().fit(features(5)).kneighbors(features(5, d=3), 1),
+            ValueError,
+            r"must have 8 columns, as in fit, got shape \(5, 3\)",
+        ),
+    ],
+)
+def test_errors(make, kind, message) -> None:
+    with pytest.raises(kind, match=message):
+        make()

@@ -1,0 +1,79 @@
+"""Shapes, sizes and the choice of a network."""
+
+import pytest
+import torch
+from torch import nn
+
+from softtopk.knn import MLP, ConvNet, default_network, resnet18
+
+
+def size(network: nn.Module) -> int:
+    return sum(p.numel() for p in network.parameters())
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("side", [4, 8, 15, 16, 28, 32])
+def test_convnet(channels: int, side: int) -> None:
+    network = ConvNet((channels, side, side + 1), features=7)
+    assert network(torch.randn(2, channels, side, side + 1)).shape == (2, 7)
+
+
+def test_convnet_is_the_one_for_mnist() -> None:
+    network = ConvNet((1, 28, 28))
+    expected = (25 * 20 + 20) + (25 * 20 * 50 + 50) + (50 * 4 * 4 * 500 + 500)
+    assert size(network) == expected
+    assert (network(torch.randn(9, 1, 28, 28)) < 0).any()  # no activation at the end
+
+
+def test_resnet18() -> None:
+    """The published network has 11,173,962 parameters for ten classes, 5,130 in the last layer."""
+    assert size(resnet18()) == 11_173_962 - 5_130
+    small = resnet18(1, features=16)
+    images = torch.randn(2, 1, 32, 32)
+    assert small(images).shape == (2, 16)
+    resolutions = []
+    for block in small.blocks:
+        block.register_forward_hook(lambda *args: resolutions.append(tuple(args[2].shape[1:])))
+    small(images)
+    stages = [(2, 32, 32), (4, 16, 16), (8, 8, 8), (16, 4, 4)]
+    assert resolutions == [stage for stage in stages for _ in range(2)]
+    with pytest.raises(ValueError, match="features must be a multiple of 8, got features=12"):
+        resnet18(3, 12)
+
+
+def test_mlp() -> None:
+    network = MLP((5,), hidden=(6, 7), features=8)
+    assert size(network) == (5 * 6 + 6) + (6 * 7 + 7) + (7 * 8 + 8)
+    assert isinstance(network[-1], nn.Linear)
+    assert MLP((2, 3, 4), hidden=())(torch.zeros(2, 2, 3, 4)).shape == (2, 64)
+
+
+@pytest.mark.parametrize(
+    ("shape", "name"),
+    [
+        ((1,), "MLP"),
+        ((3, 2, 40), "MLP"),
+        ((1, 8, 8), "ConvNet"),
+        ((1, 28, 28), "ConvNet"),
+        ((1, 32, 32), "ConvNet"),
+        ((3, 16, 16), "ConvNet"),
+        ((3, 32, 32), "ResNet"),
+        ((1, 64, 64), "ResNet"),
+    ],
+)
+def test_the_choice(shape: tuple[int, ...], name: str) -> None:
+    network = default_network(shape)
+    assert type(network).__name__ == name
+    with torch.no_grad():
+        assert network.eval()(torch.zeros(1, *shape)).ndim == 2
+
+
+@pytest.mark.parametrize("shape", [(), (3, 4), (0,), (1, 2, 3, 4)])
+def test_no_such_shape(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="shape must be that of one sample"):
+        default_network(shape)
+
+
+def test_too_small_for_convolutions() -> None:
+    with pytest.raises(ValueError, match=r"sides of at least 4, got \(1, 3, 8\); use MLP"):
+        ConvNet((1, 3, 8))
