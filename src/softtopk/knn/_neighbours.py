@@ -184,9 +184,11 @@ class _Faiss:
 
 class _Sklearn:
     def __init__(self, features: Floats, metric: Metric) -> None:
-        neighbors = require("sklearn.neighbors", "backend='sklearn'")
+        require("sklearn", "backend='sklearn'")
+        from sklearn.neighbors import NearestNeighbors
+
         measure = "cosine" if metric == "cosine" else "euclidean"
-        self._index = neighbors.NearestNeighbors(metric=measure).fit(features)
+        self._index = NearestNeighbors(metric=measure).fit(features)
 
     def search(self, queries: Floats, k: int) -> Ints:
         found: Ints = self._index.kneighbors(queries, k, return_distance=False)
