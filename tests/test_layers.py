@@ -26,7 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "nn": {"functional"},
     "__init__": OPERATORS,
     "relaxations": OPERATORS,
-    "knn": OPERATORS,
+    "knn": OPERATORS | {"relaxations"},
     "seq2seq": OPERATORS,
     "experiments": {"__init__", "_environment"} | OPERATORS | APPLICATIONS,
     "cli": {"__init__", "_environment", "experiments"} | OPERATORS | APPLICATIONS,

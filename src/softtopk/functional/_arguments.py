@@ -69,11 +69,11 @@ def check_k(k: Count, n: float, batch: torch.Size) -> Count:
     return int(k) if isinstance(k, Integral) else float(k)
 
 
-def check_integer_k(k: int, n: float) -> int:
-    """Check the ``k`` of the sorted operator, whose output shape depends on it."""
+def check_integer_k(k: int, n: float, what: str = "the sorted operator") -> int:
+    """Check the ``k`` of an operator that counts in whole places; ``what`` names it."""
     if isinstance(k, bool) or not isinstance(k, Integral):
         raise TypeError(
-            f"k must be an int for the sorted operator, got {k!r}; "
+            f"k must be an int for {what}, got {k!r}; "
             "only the unsorted soft_topk takes a float or a tensor"
         )
     if not 0 <= k <= n:
