@@ -56,7 +56,7 @@ def test_info_json_has_the_same_facts(info: dict[str, str]) -> None:
     assert facts["python"] == info["Python"]
     assert facts["platform"] == info["platform"]
     assert facts["torch"] == info["torch"]
-    assert facts["optional"] == {name: info[name] for name in ("typer", "rich", "matplotlib")}
+    assert facts["optional"] == {name: info[name] for name in _environment.OPTIONAL}
     assert str(facts["cpu_threads"]) == info["CPU threads"]
     assert str(kernels.Status(**facts["native"])) == info["kernels"]
     assert ", ".join(["cpu", *facts["accelerators"]]) == info["devices"]
@@ -116,7 +116,7 @@ def test_a_broken_typer_is_not_taken_for_a_missing_one(monkeypatch: pytest.Monke
 def test_importing_the_command_line_loads_no_optional_dependency() -> None:
     loaded = run("-c", "import softtopk.cli, sys; print(*sys.modules)").split()
     assert "softtopk.cli" in loaded
-    assert not set(loaded) & {"typer", "rich", "matplotlib"}
+    assert not set(loaded) & {"typer", "rich", "matplotlib", "sklearn", "faiss"}
 
 
 def test_missing_dependency_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +137,7 @@ def test_accelerators_are_listed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_extras_are_those_of_the_package() -> None:
     declared = {}
     for requirement in metadata.requires("softtopk") or []:
-        match = re.match(r"([\w-]+).*extra == .(cli|plot).$", requirement)
+        match = re.match(r"([\w-]+).*extra == .(cli|plot|knn).$", requirement)
         if match:
             declared[match[1]] = match[2]
     assert declared == _environment.OPTIONAL

@@ -10,7 +10,15 @@ import torch
 
 from . import kernels
 
-OPTIONAL = {"typer": "cli", "rich": "cli", "matplotlib": "plot"}
+OPTIONAL = {
+    "typer": "cli",
+    "rich": "cli",
+    "matplotlib": "plot",
+    "scikit-learn": "knn",
+    "faiss-cpu": "knn",
+    "numpy": "knn",
+    "safetensors": "knn",
+}
 """The optional dependencies, each with the extra that installs it."""
 
 

@@ -1,1 +1,55 @@
-"""A k-nearest-neighbours classifier whose features are trained through the top-k."""
+"""A k-nearest-neighbours classifier whose features are trained through the top-k.
+
+`SoftKNNClassifier` is the whole of it as a scikit-learn estimator. `knn_loss` is its loss, for a
+training loop of your own. Both that classifier and `Neighbours`, its search, need the extra:
+``pip install 'softtopk[knn]'``. All else needs torch alone.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from ._distances import pairwise_distances
+from ._extras import require
+from ._loss import KNNObjective, knn_loss, soft_vote
+from ._networks import MLP, ConvNet, ResNet, default_network, resnet18
+from ._training import DivergedError, Outcome, Recipe, Training
+
+if TYPE_CHECKING:
+    from ._classifier import SoftKNNClassifier
+    from ._neighbours import Neighbours
+
+__all__ = [
+    "MLP",
+    "ConvNet",
+    "DivergedError",
+    "KNNObjective",
+    "Neighbours",
+    "Outcome",
+    "Recipe",
+    "ResNet",
+    "SoftKNNClassifier",
+    "Training",
+    "default_network",
+    "knn_loss",
+    "pairwise_distances",
+    "resnet18",
+    "soft_vote",
+]
+
+# Imported when they are first asked for, with what each needs.
+_LATE = {
+    "Neighbours": ("_neighbours", ("numpy",)),
+    "SoftKNNClassifier": ("_classifier", ("numpy", "sklearn")),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, needed = _LATE[name]
+    for dependency in needed:
+        require(dependency, f"softtopk.knn.{name}")
+    return getattr(require(f"{__name__}.{module}", name), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATE})

@@ -156,7 +156,7 @@ class Training:
         for group in self.optimizer.param_groups:
             group["lr"] = self.recipe.lr_at(self.step, self.total_steps)
         self.objective.train()
-        with _seeded(_mix(self.seed, "step", self.step), self.device):
+        with seeded(_mix(self.seed, "step", self.step), self.device):
             if self.augment is not None:
                 inputs = self.augment(inputs)
             if self.uses_templates:
@@ -224,7 +224,7 @@ def _mix(seed: int, purpose: str, number: int) -> int:
 
 
 @contextmanager
-def _seeded(seed: int, device: torch.device) -> Iterator[None]:
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
     devices = [] if device.type == "cpu" else [device]
     with torch.random.fork_rng(devices, device_type=device.type if devices else "cuda"):
         torch.manual_seed(seed)

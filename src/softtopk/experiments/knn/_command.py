@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -16,7 +15,7 @@ import torch
 from softtopk.knn import DivergedError
 
 from .. import images
-from ..errors import UsageError
+from ..errors import UsageError, require
 from ..runs import (
     Interrupt,
     Interrupted,
@@ -313,6 +312,6 @@ def _config(out: Path) -> dict[str, Any]:
 
 def _require(*modules: str) -> None:
     extras = {"rich": "cli", "sklearn": "knn", "safetensors": "knn", "matplotlib": "plot"}
+    packages = {"sklearn": "scikit-learn"}
     for module in modules:
-        if importlib.util.find_spec(module) is None:
-            raise UsageError(f"this needs {module}: pip install 'softtopk[{extras[module]}]'")
+        require(module, "this command", extras[module], packages.get(module))

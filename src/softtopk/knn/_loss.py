@@ -1,0 +1,321 @@
+"""The loss of a k-nearest-neighbours classifier, through a relaxed top-k."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..functional import log_soft_topk, soft_topk
+from ..functional._arguments import check_choice, check_eps, check_integer_k, is_readable
+from ..relaxations import get
+from ._distances import METRICS, Metric, check_features, pairwise_distances
+from ._training import Outcome
+
+Objective = Literal["nll", "vote"]
+OBJECTIVES: tuple[Objective, ...] = ("nll", "vote")
+Reduction = Literal["mean", "sum", "none"]
+
+#: A name of `softtopk.relaxations`, or a function of the same signature.
+RelaxationLike = str | Callable[..., Tensor]
+
+
+def knn_loss(
+    queries: Tensor,
+    query_labels: Tensor,
+    templates: Tensor,
+    template_labels: Tensor,
+    k: int,
+    *,
+    objective: Objective = "nll",
+    relaxation: RelaxationLike = "soft-topk",
+    eps: float | None = None,
+    metric: Metric = "euclidean",
+    query_ids: Tensor | None = None,
+    template_ids: Tensor | None = None,
+    options: Mapping[str, Any] | None = None,
+    reduction: Reduction = "mean",
+) -> Tensor:
+    r"""Loss of classifying queries by the soft vote of their k nearest templates.
+
+    With A the relaxed indicator of the k templates nearest to query i, the vote for its class is
+
+    .. math:: v_i = \frac1k \sum_j A_{ij} [y_j = y_i], \quad 0 \le v_i \le 1,
+
+    a relaxation of ``(template_labels[distances.topk(k, largest=False).indices] ==
+    query_labels[:, None]).float().mean(-1)``.
+
+    Args:
+        queries: (m, d) features.
+        query_labels: (m,) integers.
+        templates: (n, d) features.
+        template_labels: (n,) integers.
+        k: How many neighbours vote, at most the number of templates of every query.
+        objective: ``"vote"`` is the paper's: mind the sign, which the paper leaves out. What it
+            calls the loss is :math:`k v_i` and is to be maximised; the loss here is
+            :math:`-v_i`. ``"nll"`` is :math:`-\log v_i`, which lets a query that is still far from
+            its class learn as fast as one that is close.
+        relaxation: A name of `softtopk.relaxations`, or a function of that signature, which is
+            given the negative distances.
+        eps: Its temperature. None is 1e-3 for ``"soft-topk"``, the paper's value for MNIST, which
+            refers to a normalised cost; for other relaxations it is their own default.
+        metric: Distance between features, see `pairwise_distances`.
+        query_ids: (m,) integers that say which sample a query is; ``template_ids`` likewise, (n,).
+            A pair of equal ids is excluded: a query is not its own template. If ``queries`` and
+            ``templates`` are the same tensor object, no ids are needed.
+        options: Further arguments of the relaxation. ``"soft-topk"`` has ``normalize="row"`` unless
+            said otherwise here.
+        reduction: ``"mean"`` or ``"sum"`` over the queries, or ``"none"``: (m,).
+
+    Where a vote is zero its logarithm is not taken: with ``"soft-topk"`` the logarithm is computed
+    without the vote (`log_soft_topk`), so that the loss goes on growing, and its gradient does not
+    vanish, however far away the query's class is. With other relaxations it is log(v + e²), e
+    being the machine epsilon, whose gradient fades below e². A query that has no template of its
+    class has the constant loss -log(e²), or 0 with ``"vote"``: there is nothing to learn from it.
+
+    >>> queries = torch.tensor([[0.0], [1.0]], requires_grad=True)
+    >>> templates = torch.tensor([[0.1], [0.4], [0.8]])
+    >>> loss = knn_loss(
+    ...     queries,
+    ...     torch.tensor([0, 1]),
+    ...     templates,
+    ...     torch.tensor([0, 1, 1]),
+    ...     2,
+    ...     objective="vote",
+    ...     eps=0.1,
+    ... )
+    >>> loss
+    tensor(-0.6591, grad_fn=<MeanBackward0>)
+    """
+    check_choice("objective", objective, OBJECTIVES)
+    check_choice("reduction", reduction, ("mean", "sum", "none"))
+    _check_labels("query_labels", query_labels, "queries", queries)
+    _check_labels("template_labels", template_labels, "templates", templates)
+    selection = _Selection(k, relaxation, eps, metric, options)
+    allowed = _allowed(queries, templates, query_ids, template_ids)
+    scores = selection.scores(queries, templates, allowed)
+    same = query_labels.unsqueeze(1) == template_labels
+    losses, _ = selection.losses(scores, allowed, same, objective)
+    if reduction == "none":
+        return losses
+    return losses.mean() if reduction == "mean" else losses.sum()
+
+
+def soft_vote(
+    queries: Tensor,
+    templates: Tensor,
+    template_labels: Tensor,
+    k: int,
+    *,
+    classes: int | None = None,
+    relaxation: RelaxationLike = "soft-topk",
+    eps: float | None = None,
+    metric: Metric = "euclidean",
+    query_ids: Tensor | None = None,
+    template_ids: Tensor | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Tensor:
+    """Share of every class in the soft vote of the k nearest templates: (m, classes).
+
+    A relaxation of ``one_hot(template_labels[distances.topk(k, largest=False).indices],
+    classes).float().mean(-2)``. The rows sum to one (if the relaxation sums to k, as it should).
+
+    Args:
+        classes: Their number, None for the largest label plus one.
+
+    The other arguments are those of `knn_loss`.
+
+    >>> templates = torch.tensor([[0.1], [0.4], [0.8]])
+    >>> soft_vote(torch.zeros(1, 1), templates, torch.tensor([0, 1, 1]), 2, eps=0.1)
+    tensor([[0.4804, 0.5196]])
+    """
+    _check_labels("template_labels", template_labels, "templates", templates)
+    if classes is None:
+        classes = int(template_labels.max()) + 1
+    selection = _Selection(k, relaxation, eps, metric, options)
+    allowed = _allowed(queries, templates, query_ids, template_ids)
+    scores = selection.scores(queries, templates, allowed)
+    return _shares(selection.indicator(scores, allowed), template_labels, classes) / k
+
+
+class KNNObjective(nn.Module):
+    """Trains a feature network to classify by nearest neighbours, for `Training`.
+
+    Called as ``objective(inputs, labels, n_queries)``: of the samples, the first ``n_queries`` are
+    the queries, the others their templates. All pass through the network together.
+
+    Args:
+        network: Maps (n, ...) samples to (n, d) features.
+        k: How many neighbours vote. The paper has 9.
+
+    The other arguments are those of `knn_loss`. The accuracy in the `Outcome` is that of the class
+    with the largest soft vote, among the templates of the minibatch.
+
+    >>> objective = KNNObjective(torch.nn.Linear(4, 2), k=3)
+    >>> outcome = objective(torch.randn(20, 4), torch.arange(20) % 2, 10)
+    >>> outcome.loss.shape
+    torch.Size([])
+    """
+
+    uses_templates = True
+
+    def __init__(
+        self,
+        network: nn.Module,
+        k: int = 9,
+        *,
+        objective: Objective = "nll",
+        relaxation: RelaxationLike = "soft-topk",
+        eps: float | None = None,
+        metric: Metric = "euclidean",
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        check_choice("objective", objective, OBJECTIVES)
+        self.network = network
+        self.objective: Objective = objective
+        self._selection = _Selection(k, relaxation, eps, metric, options)
+        self._selection.check_objective(objective)
+
+    def forward(self, inputs: Tensor, labels: Tensor, n_queries: int) -> Outcome:
+        features = self.network(inputs)
+        check_features("the network's output", features)
+        scores = self._selection.scores(features[:n_queries], features[n_queries:], None)
+        own, others = labels[:n_queries], labels[n_queries:]
+        same = own.unsqueeze(1) == others
+        losses, indicator = self._selection.losses(scores, None, same, self.objective)
+        shares = _shares(indicator.detach(), others, int(labels.max()) + 1)
+        return Outcome(losses.mean(), (shares.argmax(1) == own).float().mean())
+
+    def extra_repr(self) -> str:
+        return f"{self._selection}, objective={self.objective!r}"
+
+
+class _Selection:
+    """The settings of a soft choice of nearest neighbours, checked."""
+
+    def __init__(
+        self,
+        k: int,
+        relaxation: RelaxationLike,
+        eps: float | None,
+        metric: Metric,
+        options: Mapping[str, Any] | None,
+    ) -> None:
+        self.k = check_integer_k(k, math.inf)
+        if self.k < 1:
+            raise ValueError(f"k must be at least 1, got k={k}")
+        check_choice("metric", metric, METRICS)
+        self.name, self.metric = relaxation, metric
+        self.relaxation = get(relaxation)
+        self.options = dict(options or {})
+        self.is_ours = self.relaxation is soft_topk
+        if self.is_ours:
+            self.options.setdefault("normalize", "row")
+            if eps is None and self.options["normalize"] is not None:
+                eps = 1e-3  # the paper's, for MNIST
+        if eps is not None:
+            check_eps(eps, torch.Size())
+            self.options["eps"] = eps
+
+    def check_objective(self, objective: Objective) -> None:
+        if objective == "nll" and self.options.get("hard"):
+            raise ValueError(
+                "objective='nll' takes the logarithm of votes that hard=True makes zero; use "
+                "objective='vote' or hard=False"
+            )
+
+    def scores(self, queries: Tensor, templates: Tensor, allowed: Tensor | None) -> Tensor:
+        """Negative distances (m, n), after a check that there are k templates to choose."""
+        distances = pairwise_distances(queries, templates, self.metric)
+        n = len(templates)
+        if allowed is not None and len(queries) and is_readable(allowed):
+            n = int(allowed.sum(1).min())
+        if n < self.k:
+            left = "" if n == len(templates) else f" after {len(templates) - n} are excluded"
+            raise ValueError(
+                f"k={self.k} neighbours cannot be chosen from {n} templates{left}; "
+                "lower k or give more templates"
+            )
+        return -distances
+
+    def indicator(self, scores: Tensor, allowed: Tensor | None) -> Tensor:
+        return self.relaxation(scores, self.k, mask=allowed, **self.options)
+
+    def losses(
+        self, scores: Tensor, allowed: Tensor | None, same: Tensor, objective: Objective
+    ) -> tuple[Tensor, Tensor]:
+        """The loss of every query (m,), and the indicator (m, n)."""
+        self.check_objective(objective)
+        if objective == "nll" and self.is_ours:
+            return self._exact_nll(scores, allowed, same)
+        indicator = self.indicator(scores, allowed)
+        votes = (indicator * same).sum(-1) / self.k
+        if objective == "vote":
+            return -votes, indicator
+        return -torch.log(votes + _floor(votes.dtype)), indicator
+
+    def _exact_nll(
+        self, scores: Tensor, allowed: Tensor | None, same: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """By a sum in the domain of logarithms."""
+        options = {name: value for name, value in self.options.items() if name != "hard"}
+        log_indicator = log_soft_topk(scores, self.k, mask=allowed, **options)
+        log_votes = log_indicator.masked_fill(~same, -math.inf)
+        # A row of -inf alone would have a gradient of NaN.
+        none = (log_votes == -math.inf).all(-1, keepdim=True)
+        log_votes = torch.logsumexp(log_votes.masked_fill(none, 0.0), -1) - math.log(self.k)
+        worst = math.log(_floor(log_votes.dtype))
+        return -log_votes.masked_fill(none.squeeze(-1), worst), log_indicator.detach().exp()
+
+    def __repr__(self) -> str:
+        options = ", ".join(f"{name}={value!r}" for name, value in self.options.items())
+        return f"k={self.k}, relaxation={self.name!r}, metric={self.metric!r}, {options}"
+
+
+def _floor(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).eps ** 2
+
+
+def _shares(indicator: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """Sum of the columns of each class: (m, n) -> (m, classes)."""
+    return indicator.new_zeros(len(indicator), classes).index_add(1, labels, indicator)
+
+
+def _allowed(
+    queries: Tensor, templates: Tensor, query_ids: Tensor | None, template_ids: Tensor | None
+) -> Tensor | None:
+    """Which templates a query may choose, (m, n); None for all."""
+    check_features("queries", queries)
+    check_features("templates", templates)
+    if queries is templates and query_ids is None and template_ids is None:
+        return ~torch.eye(len(queries), dtype=torch.bool, device=queries.device)
+    if queries is templates:
+        query_ids = template_ids if query_ids is None else query_ids
+        template_ids = query_ids if template_ids is None else template_ids
+    if query_ids is None and template_ids is None:
+        return None
+    if query_ids is None or template_ids is None:
+        given, missing = ("query_ids", "template_ids")[:: 1 if template_ids is None else -1]
+        raise ValueError(f"{given} is given without {missing}; give both or neither")
+    _check_labels("query_ids", query_ids, "queries", queries)
+    _check_labels("template_ids", template_ids, "templates", templates)
+    allowed = query_ids.unsqueeze(1) != template_ids
+    if queries is templates:  # in case that the ids differ: a row is never its own template
+        allowed = allowed.fill_diagonal_(False)
+    return allowed
+
+
+def _check_labels(name: str, labels: Tensor, what: str, features: Tensor) -> None:
+    if not isinstance(labels, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(labels).__name__}")
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype is torch.bool:
+        raise TypeError(f"{name} must be integers, got {labels.dtype}; use .long()")
+    if labels.shape != features.shape[:1]:
+        raise ValueError(
+            f"{name} must be one integer for each of the {len(features)} {what}, "
+            f"got shape {tuple(labels.shape)}"
+        )

@@ -1,0 +1,213 @@
+"""Search for nearest neighbours, by faiss or by scikit-learn."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ..functional._arguments import check_choice, check_integer_k
+from ._distances import METRICS, Metric
+from ._extras import require
+
+Index = Literal["exact", "approximate"]
+Backend = Literal["auto", "faiss", "sklearn"]
+Floats = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int64]
+
+INDICES: tuple[Index, ...] = ("exact", "approximate")
+BACKENDS: tuple[Backend, ...] = ("auto", "faiss", "sklearn")
+
+_ROWS = 1024  # queries whose distances are computed at once
+_PER_LIST = 39  # what k-means of faiss asks for, at least
+
+
+class _Search(Protocol):
+    """Finds candidates; their order and distances are not its business."""
+
+    def search(self, queries: Floats, k: int) -> Ints: ...
+
+
+class Neighbours:
+    """The k nearest of a set of features.
+
+    Args:
+        index: ``"exact"``, or ``"approximate"``: features are grouped into about sqrt(n) cells
+            around the centres of a k-means, and only the cells nearest to a query are searched
+            (an inverted file). Of the usual approximations this one gives the same answer every
+            time, since its k-means has a fixed seed; a graph (HNSW) that several threads build does
+            not.
+        backend: ``"faiss"``, or ``"sklearn"``, which has the exact index only. ``"auto"`` is faiss
+            if it is installed. Both give the same neighbours, except that they may choose
+            differently among templates at the same distance in the last place.
+        metric: As in `pairwise_distances`.
+        n_probe: Cells that the approximate index searches for a query. None is one in eight,
+            at least 8. More is slower and misses less.
+
+    >>> found = Neighbours().fit(np.array([[0.0], [1.0], [3.0]]))
+    >>> distances, indices = found.kneighbors(np.array([[2.5]]), 2)
+    >>> distances, indices
+    (array([[0.5, 1.5]], dtype=float32), array([[2, 1]]))
+    """
+
+    def __init__(
+        self,
+        *,
+        index: Index = "exact",
+        backend: Backend = "auto",
+        metric: Metric = "euclidean",
+        n_probe: int | None = None,
+    ) -> None:
+        check_choice("index", index, INDICES)
+        check_choice("backend", backend, BACKENDS)
+        check_choice("metric", metric, METRICS)
+        if n_probe is not None:
+            if index == "exact":
+                raise ValueError(f"n_probe={n_probe} has no effect on index='exact'; leave it out")
+            if check_integer_k(n_probe, math.inf) < 1:
+                raise ValueError(f"n_probe must be at least 1, got n_probe={n_probe}")
+        self.index, self.backend, self.metric, self.n_probe = index, backend, metric, n_probe
+        self._features: Floats | None = None
+        self._search: _Search | None = None
+
+    def fit(self, features: npt.ArrayLike) -> Neighbours:
+        """Index ``features``, (n, d). They are kept, as float32."""
+        array = _matrix("features", features)
+        if len(array) == 0:
+            raise ValueError("features must have at least one row, got none")
+        self._features = _directions(array) if self.metric == "cosine" else array
+        self._search = self._build(self._features)
+        return self
+
+    def __len__(self) -> int:
+        return 0 if self._features is None else len(self._features)
+
+    def kneighbors(self, features: npt.ArrayLike, k: int) -> tuple[Floats, Ints]:
+        """Distances to the k nearest and their row numbers, (m, k) each, nearest first.
+
+        Among equal distances the smaller row number comes first.
+        """
+        if self._features is None or self._search is None:
+            raise ValueError("there is nothing to search yet; call fit first")
+        queries = _matrix("features", features)
+        if queries.shape[1] != self._features.shape[1]:
+            raise ValueError(
+                f"features must have {self._features.shape[1]} columns, as in fit, "
+                f"got shape {queries.shape}"
+            )
+        if not 1 <= check_integer_k(k, math.inf) <= len(self):
+            raise ValueError(f"k must be between 1 and n={len(self)}, the fitted rows, got k={k}")
+        if self.metric == "cosine":
+            queries = _directions(queries)
+        distances = np.empty((len(queries), k), dtype=np.float32)
+        indices = np.empty((len(queries), k), dtype=np.int64)
+        for start in range(0, len(queries), _ROWS):
+            rows = slice(start, start + _ROWS)
+            found = self._search.search(queries[rows], k)
+            distances[rows], indices[rows] = self._ordered(queries[rows], found)
+        return distances, indices
+
+    def _ordered(self, queries: Floats, found: Ints) -> tuple[Floats, Ints]:
+        """The candidates with their distances, in order.
+
+        The backends obtain distances by products of matrices, in ways that round differently,
+        and differently for other numbers of queries. Here they are differences, as they should be.
+        """
+        assert self._features is not None
+        gaps = np.empty(found.shape, dtype=np.float64)
+        for column in range(found.shape[1]):  # one at a time: (m, k, d) would be large
+            other = self._features[found[:, column]]
+            difference = (queries - other).astype(np.float64)
+            gaps[:, column] = np.einsum("md,md->m", difference, difference)
+        if self.metric == "euclidean":
+            gaps = np.sqrt(gaps)
+        elif self.metric == "cosine":
+            # |q - t|² = 2 - 2 cos for directions; a feature of zero has none, see _distances.
+            gaps /= 2
+            nowhere = _is_zero(queries)[:, None] | _is_zero(self._features)[found]
+            gaps[nowhere] = 1
+        distances = gaps.astype(np.float32)
+        order = np.lexsort((found, distances), axis=1)
+        return np.take_along_axis(distances, order, 1), np.take_along_axis(found, order, 1)
+
+    def _build(self, features: Floats) -> _Search:
+        installed = importlib.util.find_spec("faiss") is not None
+        if self.backend == "faiss" or (self.backend == "auto" and installed):
+            return _Faiss(features, self.index, self.metric, self.n_probe)
+        if self.index == "approximate":
+            remedy = "pip install 'softtopk[knn]'" if not installed else "use backend='faiss'"
+            raise (ImportError if not installed else ValueError)(
+                f"index='approximate' needs faiss; {remedy}, or use index='exact'"
+            )
+        return _Sklearn(features, self.metric)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # An index of faiss cannot be pickled, and is built anew just as well: perhaps by the other
+        # backend, on a machine without faiss.
+        return {**self.__dict__, "_search": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self._features is not None:
+            self._search = self._build(self._features)
+
+
+class _Faiss:
+    def __init__(self, features: Floats, index: Index, metric: Metric, n_probe: int | None) -> None:
+        faiss = require("faiss", "backend='faiss'")
+        n, d = features.shape
+        self._cosine = metric == "cosine"
+        # See _distances: products of matrices lose digits far from the origin.
+        self._centre = np.zeros(d, np.float32) if self._cosine else features.mean(0)
+        flat = faiss.IndexFlatIP(d) if self._cosine else faiss.IndexFlatL2(d)
+        cells = max(1, min(round(math.sqrt(n)), n // _PER_LIST))
+        if index == "exact" or cells == 1:
+            self._index = flat
+        else:
+            measure = faiss.METRIC_INNER_PRODUCT if self._cosine else faiss.METRIC_L2
+            self._index = faiss.IndexIVFFlat(flat, d, cells, measure)
+            self._index.nprobe = min(cells, n_probe or max(8, cells // 8))
+            self._index.train(features - self._centre)
+        self._all_cells = faiss.SearchParametersIVF(nprobe=cells)
+        self._index.add(features - self._centre)
+
+    def search(self, queries: Floats, k: int) -> Ints:
+        queries = np.ascontiguousarray(queries - self._centre)
+        found: Ints = self._index.search(queries, k)[1]
+        short = (found < 0).any(1)
+        if short.any():  # the cells that were searched hold fewer than k
+            found[short] = self._index.search(queries[short], k, params=self._all_cells)[1]
+        return found
+
+
+class _Sklearn:
+    def __init__(self, features: Floats, metric: Metric) -> None:
+        neighbors = require("sklearn.neighbors", "backend='sklearn'")
+        measure = "cosine" if metric == "cosine" else "euclidean"
+        self._index = neighbors.NearestNeighbors(metric=measure).fit(features)
+
+    def search(self, queries: Floats, k: int) -> Ints:
+        found: Ints = self._index.kneighbors(queries, k, return_distance=False)
+        return found
+
+
+def _matrix(name: str, features: npt.ArrayLike) -> Floats:
+    array = np.ascontiguousarray(features, dtype=np.float32)
+    if array.ndim != 2:
+        raise ValueError(f"{name} must be of shape (rows, columns), got {array.shape}")
+    if not np.isfinite(array).all():
+        raise ValueError(f"{name} must be finite, got NaN or infinite values")
+    return array
+
+
+def _directions(features: Floats) -> Floats:
+    norms: Floats = np.linalg.norm(features, axis=1, keepdims=True)
+    norms[norms == 0] = 1
+    return features / norms
+
+
+def _is_zero(features: Floats) -> npt.NDArray[np.bool_]:
+    return np.asarray((features == 0).all(1))

@@ -1,0 +1,164 @@
+"""Feature networks, without the layer that would turn features into classes.
+
+None ends with an activation: the features are compared by their distances.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+
+def default_network(shape: Sequence[int]) -> nn.Module:
+    """The network for samples of a shape, with random weights.
+
+    - flat samples, and images with a side below 4: `MLP`
+    - colour images (three channels or more) of at least 32 × 32, and images of any colour of at
+      least 64 × 64: `resnet18`
+    - other images: `ConvNet`
+
+    >>> [type(default_network(s)).__name__ for s in [(64,), (1, 28, 28), (3, 32, 32)]]
+    ['MLP', 'ConvNet', 'ResNet']
+    """
+    shape = _check_shape(shape)
+    side = min(shape[1:]) if len(shape) == 3 else 0
+    if side < _SMALLEST_SIDE:
+        return MLP(shape)
+    if side >= (32 if shape[0] >= 3 else 64):
+        return resnet18(shape[0])
+    return ConvNet(shape)
+
+
+class MLP(nn.Sequential):
+    """Linear layers with ReLU between them, for flat samples: ``(n, *shape) -> (n, features)``.
+
+    >>> MLP((13,), hidden=(32,), features=8)(torch.zeros(5, 13)).shape
+    torch.Size([5, 8])
+    """
+
+    def __init__(
+        self, shape: Sequence[int], *, hidden: Sequence[int] = (256,), features: int = 64
+    ) -> None:
+        sizes = [math.prod(_check_shape(shape)), *hidden, features]
+        layers: list[nn.Module] = [nn.Flatten()]
+        for size, next_size in pairwise(sizes):
+            layers += [nn.Linear(size, next_size), nn.ReLU()]
+        super().__init__(*layers[:-1])
+
+
+_SMALLEST_SIDE = 4  # what two poolings leave something of
+
+
+class ConvNet(nn.Sequential):
+    """The paper's network for MNIST: two convolutions of 20 and 50 channels, and a linear layer.
+
+    Each convolution is followed by ReLU and by 2 × 2 max pooling. Its window is 5 × 5 without
+    padding, for images of 28 × 28 and the like, and 3 × 3 with padding for images with a side
+    below 16, as those of 8 × 8. ``(n, channels, height, width) -> (n, features)``.
+
+    >>> ConvNet((1, 28, 28))(torch.zeros(2, 1, 28, 28)).shape
+    torch.Size([2, 500])
+    """
+
+    def __init__(self, shape: Sequence[int], features: int = 500) -> None:
+        shape = _check_shape(shape)
+        if len(shape) != 3 or min(shape[1:]) < _SMALLEST_SIDE:
+            raise ValueError(
+                "shape must be (channels, height, width) with sides of at least "
+                f"{_SMALLEST_SIDE}, got {shape}; use MLP"
+            )
+        window, padding = (5, 0) if min(shape[1:]) >= 16 else (3, 1)
+        lost = window - 1 - 2 * padding
+        height, width = (((side - lost) // 2 - lost) // 2 for side in shape[1:])
+        super().__init__(
+            nn.Conv2d(shape[0], 20, window, padding=padding),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(20, 50, window, padding=padding),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(50 * height * width, features),
+        )
+
+
+def resnet18(channels: int = 3, features: int = 512) -> ResNet:
+    """ResNet-18 for images of about 32 × 32, without its last layer: 512 features.
+
+    Four stages of two blocks, of 64, 128, 256 and 512 channels. As usual for images this small,
+    the first convolution is 3 × 3 of stride 1 and there is no max pooling after it. Other numbers
+    of ``features`` scale the channels of all stages. ``(n, channels, height, width) ->
+    (n, features)``.
+
+    References:
+        He et al., Deep Residual Learning for Image Recognition, CVPR 2016.
+
+    >>> sum(p.numel() for p in resnet18().parameters())
+    11168832
+    """
+    return ResNet(channels, features, blocks=(2, 2, 2, 2))
+
+
+class ResNet(nn.Module):
+    """A residual network of basic blocks; every stage but the first halves the resolution and
+    doubles the channels, up to ``features``."""
+
+    def __init__(self, channels: int, features: int, blocks: Sequence[int]) -> None:
+        super().__init__()
+        width, rest = divmod(features, 2 ** (len(blocks) - 1))
+        if rest or width < 1:
+            raise ValueError(
+                f"features must be a multiple of {2 ** (len(blocks) - 1)}, got features={features}"
+            )
+        self.stem = nn.Sequential(_conv3(channels, width), nn.BatchNorm2d(width), nn.ReLU())
+        layers, size = [], width
+        for stage, count in enumerate(blocks):
+            for block in range(count):
+                stride = 2 if stage > 0 and block == 0 else 1
+                layers.append(_Block(size, size * stride, stride))
+                size *= stride
+        self.blocks = nn.Sequential(*layers)
+
+    def forward(self, images: Tensor) -> Tensor:
+        out: Tensor = self.blocks(self.stem(images))
+        return out.mean((-2, -1))
+
+
+class _Block(nn.Module):
+    """Two 3 × 3 convolutions beside a shortcut; a 1 × 1 convolution where the shapes differ."""
+
+    def __init__(self, size_in: int, size: int, stride: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            _conv3(size_in, size, stride),
+            nn.BatchNorm2d(size),
+            nn.ReLU(),
+            _conv3(size, size),
+            nn.BatchNorm2d(size),
+        )
+        self.shortcut: nn.Module = nn.Identity()
+        if (size_in, stride) != (size, 1):
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(size_in, size, 1, stride=stride, bias=False), nn.BatchNorm2d(size)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.body(x) + self.shortcut(x))
+
+
+def _conv3(size_in: int, size: int, stride: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(size_in, size, 3, stride=stride, padding=1, bias=False)
+
+
+def _check_shape(shape: Sequence[int]) -> tuple[int, ...]:
+    shape = tuple(int(size) for size in shape)
+    if len(shape) not in (1, 3) or min(shape) < 1:
+        raise ValueError(
+            "shape must be that of one sample, (features,) or (channels, height, width), "
+            f"got {shape}"
+        )
+    return shape
