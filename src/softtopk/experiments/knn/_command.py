@@ -30,6 +30,7 @@ from ..runs import (
 )
 from ._execute import Model, Samples, execute
 from ._methods import METHODS, Method, parse_methods
+from ._pictures import METHODS as PROJECTIONS
 from ._pictures import Curve, Panel, draw_curves, draw_features
 from ._settings import Settings, make_settings, setting_names
 from ._tables import collect, tables, to_markdown
@@ -145,10 +146,17 @@ def table(paths: Sequence[Path], out: Path | None) -> int:
 
 
 def plot(
-    path: Path, *, methods: str | None, projection: str, data_dir: Path | None, out: Path | None
+    path: Path,
+    *,
+    methods: str | None,
+    projection: str,
+    data_dir: Path | None,
+    out: Path | None,
 ) -> int:
     """Draw the feature spaces of a run's methods and their training curves."""
     _require("rich", "sklearn", "matplotlib")
+    if projection not in PROJECTIONS:
+        raise UsageError(f"--projection {projection!r}: give one of {', '.join(PROJECTIONS)}")
     report = Report()
     runs = _first_seeds(_units(path))
     wanted = [method.name for method in parse_methods(methods)] if methods else list(runs)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -31,10 +31,10 @@ class Settings(Recipe):
     k: int = 9
     eps: float | None = None
     """Temperature of the relaxations; None for the default of each."""
-    normalize: str | None = None
+    normalize: Literal["row", "batch"] | None = None
     """How SOFT top-k scales its cost: row, batch or not at all."""
-    objective: str = "vote"
-    metric: str = "euclidean"
+    objective: Literal["vote", "nll"] = "vote"
+    metric: Literal["euclidean", "squared", "cosine"] = "euclidean"
     shift: int = 0
     """Augmentation: random shifts by up to so many pixels."""
     flip: bool = False

@@ -72,7 +72,7 @@ def collect(runs: Iterable[Run]) -> list[Row]:
         settings = {name: run.config[name] for name in setting_names()}
         groups.setdefault((run.config["method"], *settings.items()), []).append(run)
     rows = []
-    for (name, *settings), group in groups.items():
+    for (name, *items), group in groups.items():
         # The same run may be given twice, as its folder and as the folder above.
         distinct = {run.config["seed"]: run for run in group}
         done = [(seed, run.result) for seed, run in sorted(distinct.items()) if run.result]
@@ -80,7 +80,7 @@ def collect(runs: Iterable[Run]) -> list[Row]:
         rows.append(
             Row(
                 method=METHODS[name],
-                settings=dict(settings),
+                settings=dict(items),
                 seeds=tuple(seed for seed, _ in done),
                 accuracies=tuple(100 * result["accuracy"] for result in results),
                 training_seconds=tuple(result["training_seconds"] for result in results),
