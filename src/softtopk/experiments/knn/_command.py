@@ -28,7 +28,7 @@ from ..runs import (
     write_atomic,
     write_json,
 )
-from ._execute import Model, Samples, execute
+from ._execute import Model, Samples, execute, relaxation_options
 from ._methods import METHODS, Method, parse_methods
 from ._pictures import METHODS as PROJECTIONS
 from ._pictures import Curve, Panel, draw_curves, draw_features
@@ -222,6 +222,7 @@ def _run_one(
         "command": COMMAND,
         "method": method.name,
         "features": method.features,
+        "relaxation": relaxation_options(method, plan.settings) if method.relaxation else None,
         "seed": seed,
         WHERE: plan.data_dir,
         **asdict(plan.settings),

@@ -17,7 +17,7 @@ from ..runs import Interrupt, Report, Run, train
 from ._augmentation import Augmentation
 from ._methods import Method
 from ._objectives import Classification, Reconstruction
-from ._settings import Settings
+from ._settings import Settings, temperature
 
 PCA_COMPONENTS = 50  # as in the paper
 
@@ -143,9 +143,7 @@ def make_training(model: Model, seed: int) -> knn.Training:
 
 def relaxation_options(method: Method, settings: Settings) -> dict[str, Any]:
     """The options of the method's relaxation that the settings determine."""
-    options = dict(method.options)
-    if settings.eps is not None:
-        options["eps"] = settings.eps
+    options = {**method.options, "eps": temperature(settings, method.relaxation)}
     if method.relaxation == "soft-topk":
         options["normalize"] = settings.normalize
     return options

@@ -191,12 +191,13 @@ def _command(rows: Sequence[Row], settings: dict[str, Any]) -> str:
     names = [row.method.name for row in same]
     methods = "all" if names == [m.name for m in METHODS.values() if m.paper] else ",".join(names)
     seeds = sorted({seed for row in same for seed in row.seeds})
-    preset, changes = changes_of(Settings(**settings))
     parts = [f"softtopk knn train --data {settings['data']}"]
     if settings["data"] != "digits":
         parts.append("--data-dir DIR")
-    parts.append(f"--preset {preset} --method {methods} --seed {','.join(map(str, seeds)) or 0}")
-    parts += [_option(name, value) for name, value in changes.items()]
+    parts.append(
+        f"--preset {settings['preset']} --method {methods} --seed {','.join(map(str, seeds)) or 0}"
+    )
+    parts += [_option(name, value) for name, value in changes_of(Settings(**settings)).items()]
     return " ".join([*parts, "--out RUN"])
 
 
