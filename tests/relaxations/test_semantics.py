@@ -169,6 +169,19 @@ def test_the_sort_by_transport_does_not_depend_on_the_scale():
         assert_close(sinkhorn_sort(scale * scores, 3), sinkhorn_sort(scores, 3))
 
 
+def test_a_large_offset_costs_no_digits(relaxation):
+    scores = torch.arange(8.0).flip(0) / 4  # exact in float32, also with the offset
+    expected = relaxation(scores.double(), 3, eps=0.1).float()
+    assert_close(relaxation(scores + 2.0**20, 3, eps=0.1), expected, rtol=0, atol=1e-5)
+
+
+def test_what_the_subset_has_selected_it_does_not_select_again():
+    """Even if its weight rounds to one and its score is far above the rest."""
+    scores = torch.tensor([1e6, 0.0, -1e6])
+    selection = relaxed_subset(scores, 2, eps=0.1, noise=False)
+    assert_close(selection, torch.tensor([1.0, 1.0, 0.0]))
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_computed_in_single(any_relaxation, dtype):
     scores = torch.randn(2, 8).to(dtype).requires_grad_()
