@@ -13,7 +13,7 @@ from softtopk.relaxations import neural_sort, relaxed_subset, sinkhorn_sort
 INF = math.inf
 MASK = torch.tensor([[1, 1, 0, 1, 1, 1, 0, 1], [0, 1, 1, 1, 0, 0, 1, 1]]).bool()
 # A fixture that only looks a function up may be shared by the examples of a test.
-shared = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+shared = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def randn(*shape, seed=0):
