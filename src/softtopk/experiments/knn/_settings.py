@@ -123,7 +123,7 @@ DEFAULT_PRESET = {"mnist": "paper", "cifar10": "paper", "digits": "tuned", "fash
 """The paper's own settings where the paper has some."""
 
 # Temperatures by relaxation. The paper has none for the methods that it copies figures of.
-_OTHERS = {"neural-sort": 16.0, "relax-subsample": 1.0, "softmax-k-times": 0.5, "cuturi": 0.1}
+_OTHERS = {"neural-sort": 4.0, "relax-subsample": 1.0, "softmax-k-times": 0.5, "cuturi": 0.01}
 _EPS: dict[str, dict[str, float]] = {
     "paper": {**_OTHERS, "soft-topk": 1e-3},
     "tuned": {**_OTHERS, "soft-topk": 0.5},
