@@ -25,9 +25,9 @@ help:  ## Print this list.
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-10s %s\n", $$1, $$2}'
 	@echo "PYTHON=... chooses the interpreter (3.10 or newer; the pinned versions are for 3.11)."
 
-demo: $(NATIVE)  ## Draw soft top-k at several temperatures (OUT=runs/demo).
-	@$(BIN)/python examples/temperatures.py --out "$(OUT)"
-	@for file in "$(OUT)"/*; do echo "The picture is $$file"; done
+demo: $(NATIVE)  ## Compare kNN classifiers on digits, and draw their features (OUT=runs/demo).
+	@$(BIN)/softtopk knn train --data digits --method all --out "$(OUT)" --resume
+	@$(BIN)/softtopk knn plot "$(OUT)"
 
 test: $(NATIVE)  ## Run the tests and the doctests, except the slow ones.
 	@$(BIN)/python -m pytest

@@ -13,7 +13,7 @@ from softtopk.relaxations import neural_sort, relaxed_subset, sinkhorn_sort
 INF = math.inf
 MASK = torch.tensor([[1, 1, 0, 1, 1, 1, 0, 1], [0, 1, 1, 1, 0, 0, 1, 1]]).bool()
 # A fixture that only looks a function up may be shared by the examples of a test.
-shared = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+shared = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def randn(*shape, seed=0):
@@ -167,6 +167,19 @@ def test_the_sort_by_transport_does_not_depend_on_the_scale():
     scores = randn(2, 8)
     for scale in (1e-200, 1e-3, 1e200):
         assert_close(sinkhorn_sort(scale * scores, 3), sinkhorn_sort(scores, 3))
+
+
+def test_a_large_offset_costs_no_digits(relaxation):
+    scores = torch.arange(8.0).flip(0) / 4  # exact in float32, also with the offset
+    expected = relaxation(scores.double(), 3, eps=0.1).float()
+    assert_close(relaxation(scores + 2.0**20, 3, eps=0.1), expected, rtol=0, atol=1e-5)
+
+
+def test_what_the_subset_has_selected_it_does_not_select_again():
+    """Even if its weight rounds to one and its score is far above the rest."""
+    scores = torch.tensor([1e6, 0.0, -1e6])
+    selection = relaxed_subset(scores, 2, eps=0.1, noise=False)
+    assert_close(selection, torch.tensor([1.0, 1.0, 0.0]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

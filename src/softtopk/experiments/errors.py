@@ -1,7 +1,22 @@
-"""What the commands report as a mistake of whoever calls them."""
+"""What is said when the user has to change something."""
 
 from __future__ import annotations
 
+import importlib.util
+
 
 class UsageError(ValueError):
-    """A wrong option: says which, its value, and what would be right."""
+    """A wrong option or file: says which, what was found there, and what would be right."""
+
+
+def require(module: str, what: str, extra: str, package: str | None = None) -> None:
+    """Refuse, with the remedy, if a module that is optional is not installed.
+
+    Args:
+        module: The name it is imported by.
+        what: What needs it.
+        extra: The extra of this package that brings it.
+        package: The name it is installed by, if that is another.
+    """
+    if importlib.util.find_spec(module) is None:
+        raise UsageError(f"{what} needs {package or module}: pip install 'softtopk[{extra}]'")

@@ -52,8 +52,8 @@ def successive_softmax(
     removed_in = torch.full_like(fixed, rows.k, dtype=torch.int64)
     removed_in = removed_in.scatter(-1, index, rounds.expand_as(index)).unsqueeze(-2)
     left = rows.part.unsqueeze(-2) & (removed_in >= rounds.unsqueeze(-1))  # (..., k, n)
-    # Measured from the winner of its round an exponent near it keeps all its digits. The rounds in
-    # which nobody is left have a winner of -inf.
-    winner = best.masked_fill(best == -math.inf, 0.0).unsqueeze(-1)
-    exponents = ((rows.scores.unsqueeze(-2) - winner) / rows.eps).clamp(-CUTOFF, 0.0)
+    # Measured from the winner of its round an exponent near it keeps all its digits. A winner of
+    # -inf is one of a round without anybody left; the clamp takes care of it.
+    distance = rows.scores.unsqueeze(-2) - best.unsqueeze(-1)
+    exponents = (distance / rows.eps).clamp(-CUTOFF, 0.0)
     return rows.settle(softmax(exponents, left).sum(-2))

@@ -107,10 +107,7 @@ def test_a_wrong_option_is_named(
 def test_a_missing_dependency_names_its_extra(
     name: str, extra: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    real = _command.importlib.util.find_spec
-    monkeypatch.setattr(
-        _command.importlib.util, "find_spec", lambda n: None if n == name else real(n)
-    )
+    monkeypatch.setitem(sys.modules, name, None)
     settings = _command.make_settings("quick", [], None, out=tmp_path)
     with pytest.raises(_command.UsageError, match=rf"needs {name}: pip install 'softtopk\[{extra}"):
         _command.main(settings, tmp_path)

@@ -246,9 +246,13 @@ def test_a_config_of_something_else_is_refused(tmp_path: Path) -> None:
 
 
 def test_two_processes_do_not_share_a_run(tmp_path: Path) -> None:
-    with locked(tmp_path / "run"):
-        with pytest.raises(UsageError, match="another process"), locked(tmp_path / "run"):
-            pass
+    folder = tmp_path / "run"
+    with (
+        locked(folder),
+        pytest.raises(UsageError, match="another process"),
+        locked(folder),
+    ):
+        pass
     with locked(tmp_path / "run"):
         pass
 

@@ -1,6 +1,8 @@
 """What `softtopk bench` runs: time, memory and error of the operators and of their peers."""
 
-from ._cases import Case, UsageError
+from softtopk.experiments.errors import UsageError
+
+from ._cases import Case
 from ._command import main, make_settings
 from ._peers import PEERS, Peer
 from ._presets import PRESETS, Preset

@@ -8,15 +8,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from softtopk.experiments.errors import UsageError
+
 Operator = Literal["unsorted", "sorted"]
 Output = Literal["mask", "ranks", "values", "order"]
 
 EPS = 0.1  # the default of the operators
 SEED = 0
-
-
-class UsageError(ValueError):
-    """A wrong option: says which, its value, and what would be right."""
 
 
 @dataclass(frozen=True)

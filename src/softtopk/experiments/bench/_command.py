@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import platform
 from collections.abc import Sequence
@@ -13,8 +12,9 @@ import torch
 
 import softtopk
 from softtopk import _environment
+from softtopk.experiments.errors import UsageError, require
 
-from ._cases import EPS, UsageError, cases_of_size, parse_size
+from ._cases import EPS, cases_of_size, parse_size
 from ._pictures import draw_pictures
 from ._presets import PRESETS
 from ._results import Record
@@ -44,9 +44,8 @@ def make_settings(preset: str, sizes: Sequence[str], eps: float | None, **given:
 
 def main(settings: Settings, images: Path) -> int:
     """Run, print, draw, and return the exit code."""
-    for name, extra in (("rich", "cli"), ("matplotlib", "plot")):
-        if importlib.util.find_spec(name) is None:
-            raise UsageError(f"the benchmark needs {name}: pip install 'softtopk[{extra}]'")
+    require("rich", "the benchmark", "cli")
+    require("matplotlib", "the benchmark", "plot")
     code = 0
     report = RichReport()
     _print_header(settings, report)

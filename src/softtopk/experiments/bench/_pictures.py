@@ -6,15 +6,15 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from softtopk.experiments._drawing import legend_beside, new_figure, save_png
+
 from ._cases import Case, Operator
 from ._results import CaseResult, Result
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
-WIDTH, HEIGHT = 8.0, 4.2  # inches, for 800 pixels of a README at 100 dpi
 ERRORS = (1e-9, 3.0)  # from below what float32 can do to as wrong as can be
 
 
@@ -60,9 +60,7 @@ def draw_pictures(cases: Sequence[CaseResult], folder: Path) -> list[Path]:
         }
         for name, figure in pictures.items():
             if figure is not None:
-                folder.mkdir(parents=True, exist_ok=True)
-                figure.savefig(folder / name, dpi=200)
-                written.append(folder / name)
+                written.append(save_png(figure, folder / name))
     return written
 
 
@@ -76,7 +74,8 @@ def _draw_time(cases: Sequence[CaseResult]) -> Figure | None:
     peers = _peers(cases)
     if len(cases) < 2 or not peers:
         return None
-    figure, axes = _figure()
+    figure = new_figure()
+    axes = figure.axes[0]
     heights = {}
     for peer, label in peers:
         points = [
@@ -103,7 +102,7 @@ def _draw_time(cases: Sequence[CaseResult]) -> Figure | None:
         f"Forward + backward, {_title(case)}, {case.rows} rows, k = {case.k}, eps = {case.eps:g}",
         fontsize=11,
     )
-    _legend(axes, heights)
+    legend_beside(axes, heights)
     return figure
 
 
@@ -113,7 +112,8 @@ def _draw_error(cases: Sequence[CaseResult]) -> Figure | None:
     solved = [(peer, label) for peer, label in _peers(cases) if _points(cases, peer)]
     if not solved:
         return None
-    figure, axes = _figure()
+    figure = new_figure()
+    axes = figure.axes[0]
     heights = {}
     for peer, label in solved:
         style = STYLES[peer]
@@ -141,7 +141,7 @@ def _draw_error(cases: Sequence[CaseResult]) -> Figure | None:
         temperatures += f", hollow: eps = {cases[-1].case.eps:g}"
     size = f"{case.rows} x {case.n}, k = {case.k}"
     figure.suptitle(f"Error and time, {_title(case)}, {size} ({temperatures})", fontsize=11)
-    _legend(axes, heights)
+    legend_beside(axes, heights)
     return figure
 
 
@@ -170,34 +170,9 @@ def _title(case: Case) -> str:
     return "soft top-k" if case.operator == "unsorted" else "sorted soft top-k"
 
 
-def _figure() -> tuple[Figure, Axes]:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
-    axes = figure.subplots()
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25, lw=0.5)
-    return figure, axes
-
-
 def _plain_numbers(axis: Axis) -> None:
     """0.1, 1, 10 rather than powers, at the decades only."""
     from matplotlib.ticker import NullFormatter
 
     axis.set_major_formatter(lambda value, _: f"{value:,.10g}")
     axis.set_minor_formatter(NullFormatter())
-
-
-def _legend(axes: Axes, heights: dict[str, float]) -> None:
-    """Beside the axes, where it hides nothing, in the order of the heights."""
-    handles, labels = axes.get_legend_handles_labels()
-    order = sorted(range(len(labels)), key=lambda i: -heights[labels[i]])
-    axes.legend(
-        [handles[i] for i in order],
-        [labels[i] for i in order],
-        loc="center left",
-        bbox_to_anchor=(1.0, 0.5),
-        frameon=False,
-        fontsize=9,
-        handlelength=3,
-    )

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import statistics
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from ._cases import Case, UsageError
+from softtopk.experiments._files import replacing
+from softtopk.experiments.errors import UsageError
+
+from ._cases import Case
 
 FORMAT = 1
 
@@ -114,10 +116,8 @@ class Record:
                 for done in self.cases
             ],
         }
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_suffix(".tmp")
-        draft.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-        os.replace(draft, path)
+        with replacing(path) as draft:
+            draft.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
     @staticmethod
     def read(path: Path) -> Record:

@@ -18,8 +18,9 @@ from torch import Tensor
 
 import softtopk
 from softtopk import _environment
+from softtopk.experiments.errors import UsageError
 
-from ._cases import Case, UsageError, problem_of, scores_of
+from ._cases import Case, problem_of, scores_of
 from ._measure import (
     MIN_REPEATS,
     Contestant,

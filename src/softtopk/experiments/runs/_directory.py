@@ -136,7 +136,7 @@ def prepare(
         return Run(path)
     if not resume:
         raise UsageError(
-            f"--out {path}: there is a run already; continue it with --resume, or give another --out"
+            f"--out {path}: there is a run already; continue it with --resume, or give a new folder"
         )
     before = _read_config(path)
     differing = {name for name in {**before, **config} if before.get(name) != config.get(name)}

@@ -59,7 +59,9 @@ def train(
             for name, value in training.advance().items():
                 sums[name] = sums.get(name, 0.0) + value
             epoch, rest = divmod(training.step, training.steps_per_epoch)
-            means = {name: total / (rest or training.steps_per_epoch) for name, total in sums.items()}
+            means = {
+                name: total / (rest or training.steps_per_epoch) for name, total in sums.items()
+            }
             task.update(training.step, epoch + (rest > 0), means)
             if rest == 0:
                 elapsed = time.perf_counter() - start

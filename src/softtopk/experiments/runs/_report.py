@@ -55,7 +55,11 @@ class Task:
     """Progress of one piece of work."""
 
     def __init__(
-        self, report: Report, title: str, progress: Progress | None = None, bar: TaskID | None = None
+        self,
+        report: Report,
+        title: str,
+        progress: Progress | None = None,
+        bar: TaskID | None = None,
     ) -> None:
         self._report, self._title, self._progress, self._bar = report, title, progress, bar
 

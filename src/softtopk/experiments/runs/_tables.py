@@ -65,7 +65,9 @@ def surroundings() -> dict[str, Any]:
 
 def provenance(environment: Mapping[str, Any]) -> str:
     """One line: when, on what hardware, with which versions."""
-    devices = ", ".join(["CPU only", *environment["accelerators"]][bool(environment["accelerators"]) :])
+    devices = ", ".join(
+        ["CPU only", *environment["accelerators"]][bool(environment["accelerators"]) :]
+    )
     return (
         f"{environment['date'][:10]}, {environment['cpu']}, {environment['cores']} cores "
         f"({devices}), {environment['python']}, torch {environment['torch']}, "

@@ -1,0 +1,11 @@
+"""The kNN experiment of the paper: every method of its Table 1 on four data sets.
+
+    softtopk knn train --data mnist --data-dir DIR --method all --out RUN
+
+trains, and ends with the table. One method with one seed is one run, in the sense of
+`softtopk.experiments.runs`, in RUN/<method>/seed-<seed>; methods and seeds can be added later.
+"""
+
+from ._command import Plan, make_plan, plot, predict, table, train
+
+__all__ = ["Plan", "make_plan", "plot", "predict", "table", "train"]

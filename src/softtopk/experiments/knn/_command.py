@@ -1,0 +1,326 @@
+"""The commands `softtopk knn train | table | plot | predict`, without their parsing."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from softtopk.knn import DivergedError
+
+from .. import images
+from ..errors import UsageError, require
+from ..runs import (
+    Interrupt,
+    Interrupted,
+    Report,
+    Run,
+    find_runs,
+    locked,
+    prepare,
+    read_json,
+    write_atomic,
+    write_json,
+)
+from ._execute import Model, Samples, execute, relaxation_options
+from ._methods import METHODS, Method, parse_methods
+from ._pictures import METHODS as PROJECTIONS
+from ._pictures import Curve, Panel, draw_curves, draw_features
+from ._settings import Settings, make_settings, setting_names
+from ._tables import collect, tables, to_markdown
+
+COMMAND = "knn train"
+INTERRUPTED = 130  # as a shell reports it
+WHERE = "data_dir"
+WHAT = ("methods", "seeds")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that a call of the training command is to do."""
+
+    settings: Settings
+    methods: tuple[Method, ...]
+    seeds: tuple[int, ...]
+    data_dir: str | None
+
+    def to_config(self) -> dict[str, Any]:
+        return {
+            "command": COMMAND,
+            "methods": [method.name for method in self.methods],
+            "seeds": list(self.seeds),
+            WHERE: self.data_dir,
+            **asdict(self.settings),
+        }
+
+
+def make_plan(
+    out: Path,
+    *,
+    resume: bool,
+    preset: str | None,
+    methods: str | None,
+    seeds: str | None,
+    data_dir: Path | None,
+    given: Mapping[str, Any],
+) -> Plan:
+    """What was asked for, and with ``resume`` the rest as the run in ``out`` has it."""
+    here = str(data_dir.resolve()) if data_dir else None
+    chosen = parse_methods(methods) if methods else ()
+    numbers = parse_seeds(seeds) if seeds else ()
+    if resume and (out / "config.json").exists():
+        before = _config(out)
+        kept = {name: before[name] for name in setting_names()}
+        if preset:
+            kept.update(asdict(make_settings(kept["data"], preset, {"threads": kept["threads"]})))
+        return Plan(
+            settings=Settings(**{**kept, **given}),
+            methods=_union(chosen, before["methods"]),
+            seeds=tuple(sorted({*numbers, *before["seeds"]})),
+            data_dir=here or before[WHERE],
+        )
+    given = {"threads": torch.get_num_threads(), **given}
+    settings = make_settings(given.get("data", "digits"), preset, given)
+    return Plan(settings, chosen or parse_methods("soft-topk"), numbers or (0,), here)
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """
+    >>> parse_seeds("0,1,2")
+    (0, 1, 2)
+    """
+    try:
+        seeds = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        seeds = (-1,)
+    if min(seeds) < 0 or max(seeds) >= 2**32:
+        raise UsageError(f"--seed {text!r}: give one or more integers of 0 or above, as in 0,1,2")
+    return tuple(dict.fromkeys(seeds))
+
+
+def train(out: Path, plan: Plan, *, resume: bool) -> int:
+    """Run all methods with all seeds, print and write the table, and return the exit code."""
+    _require("rich", "sklearn", "safetensors")
+    report = Report()
+    samples = lru_cache(maxsize=1)(lambda seed: Samples.of(_load(plan, seed)))
+    # Before anything is written: the data may be missing, or too few.
+    _check_size(plan.settings, len(samples(plan.seeds[0]).train))
+    torch.set_num_threads(plan.settings.threads)
+    code = 0
+    with locked(out), Interrupt() as interrupt:
+        prepare(out, plan.to_config(), resume=resume, free=(*WHAT, WHERE))
+        try:
+            for seed in plan.seeds:
+                for method in _by_dependency(plan.methods):
+                    code |= _run_one(out, plan, method, seed, samples(seed), report, interrupt)
+        except Interrupted:
+            report.say(f"stopped; go on with: softtopk knn train --out {out} --resume")
+            return INTERRUPTED
+        rows = collect(_units(out))
+        for table in tables(rows):
+            report.console.print(table.to_rich())
+        write_atomic(out / "table.md", to_markdown(rows))
+        write_json(out / "table.json", [row.to_json() for row in rows])
+        report.say(f"results: {out / 'table.md'}, {out / 'table.json'}")
+    return code
+
+
+def table(paths: Sequence[Path], out: Path | None) -> int:
+    """Print the table of these runs; with ``out``, write it as Markdown and beside it as JSON."""
+    _require("rich")
+    rows = collect(_units(*paths))
+    report = Report()
+    for one in tables(rows):
+        report.console.print(one.to_rich())
+    if out is not None:
+        write_atomic(out.with_suffix(".md"), to_markdown(rows))
+        write_json(out.with_suffix(".json"), [row.to_json() for row in rows])
+        report.say(f"written: {out.with_suffix('.md')}, {out.with_suffix('.json')}")
+    return 0
+
+
+def plot(
+    path: Path,
+    *,
+    methods: str | None,
+    projection: str,
+    data_dir: Path | None,
+    out: Path | None,
+) -> int:
+    """Draw the feature spaces of a run's methods and their training curves."""
+    _require("rich", "sklearn", "matplotlib")
+    if projection not in PROJECTIONS:
+        raise UsageError(f"--projection {projection!r}: give one of {', '.join(PROJECTIONS)}")
+    report = Report()
+    runs = _first_seeds(_units(path))
+    wanted = [method.name for method in parse_methods(methods)] if methods else list(runs)
+    missing = [name for name in wanted if name not in runs]
+    if missing:
+        raise UsageError(f"--method {','.join(missing)}: {path} has {', '.join(runs)} only")
+    folder = out or path
+    panels = []
+    # Without a choice: what there is to see, the images as they are and the features of ours.
+    shown = wanted if methods else [name for name in ("knn", "soft-topk") if name in runs] or wanted
+    for name in shown:
+        model, samples = _trained(runs[name], data_dir)
+        features = model.features(samples.test).numpy()
+        panels.append(Panel(model.method.label, features, samples.test_labels.numpy()))
+    classes = samples.classes
+    written = [draw_features(panels, classes, folder / "features.png", method=projection)]
+    curves = {
+        METHODS[name].label: _curve(metrics) for name in wanted if (metrics := runs[name].metrics)
+    }
+    if curves:
+        written.append(draw_curves(curves, folder / "curves.png"))
+    for picture in written:
+        report.say(f"picture: {picture}")
+    return 0
+
+
+def predict(
+    path: Path, file: Path, *, method: str | None, data_dir: Path | None, out: Path | None
+) -> str:
+    """Classify the images of a file: lines of number, class and probability, as CSV."""
+    _require("sklearn", "safetensors")
+    runs = _first_seeds(_units(path))
+    name = method or ("soft-topk" if "soft-topk" in runs or len(runs) > 1 else next(iter(runs)))
+    if name not in runs:
+        raise UsageError(f"--method {name}: {path} has {', '.join(runs)} only")
+    model, samples = _trained(runs[name], data_dir)
+    data = _load_for(runs[name], data_dir)
+    inputs = data.normalise(images.read_images(file, data.shape, maximum=data.maximum))
+    best = model.probabilities(inputs).max(-1)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["image", "class", "probability"])
+    for number, (probability, index) in enumerate(zip(*best, strict=True)):
+        writer.writerow([number, samples.classes[int(index)], f"{float(probability):.4f}"])
+    if out is not None:
+        write_atomic(out, text.getvalue())
+        return f"written: {out}\n"
+    return text.getvalue()
+
+
+def _run_one(
+    out: Path,
+    plan: Plan,
+    method: Method,
+    seed: int,
+    samples: Samples,
+    report: Report,
+    interrupt: Interrupt,
+) -> int:
+    interrupt.check()
+    folder = out / method.name / f"seed-{seed}"
+    config = {
+        "command": COMMAND,
+        "method": method.name,
+        "features": method.features,
+        "relaxation": relaxation_options(method, plan.settings) if method.relaxation else None,
+        "seed": seed,
+        WHERE: plan.data_dir,
+        **asdict(plan.settings),
+    }
+    run = prepare(folder, config, resume=True, free=(WHERE,))
+    result = run.result
+    if result is None:
+        relatives = [Run(out / name / f"seed-{seed}") for name in METHODS]
+        relatives = [other for other in relatives if (other.path / "config.json").exists()]
+        try:
+            result = execute(
+                method, plan.settings, seed, samples, run, report, interrupt, relatives
+            )
+        except DivergedError as error:
+            report.say(f"{method.label}, seed {seed}: {error}")
+            return 1
+    report.say(f"{method.label}, seed {seed}: accuracy {100 * result['accuracy']:.2f} %")
+    return 0
+
+
+def _check_size(settings: Settings, n: int) -> None:
+    templates = n - min(settings.batch_size, n // 2)
+    if settings.k > templates:
+        raise UsageError(
+            f"--k {settings.k}: of {n} training images {templates} are left as templates; give a "
+            "smaller --k or more images"
+        )
+
+
+def _curve(metrics: Sequence[Mapping[str, Any]]) -> Curve:
+    epochs, loss, accuracy = ([m[name] for m in metrics] for name in ("epoch", "loss", "accuracy"))
+    return Curve(epochs, loss, accuracy)
+
+
+def _by_dependency(methods: Sequence[Method]) -> list[Method]:
+    """CE+CNN before kNN+pretrained CNN, which takes its features; ours last, as in the table."""
+    return sorted(methods, key=lambda method: method.name == "pretrained")
+
+
+def _union(chosen: Sequence[Method], names: Sequence[str]) -> tuple[Method, ...]:
+    return tuple(m for m in METHODS.values() if m in chosen or m.name in names)
+
+
+def _load(plan: Plan, seed: int) -> images.ImageData:
+    return _load_images(plan.settings, plan.data_dir, seed)
+
+
+def _load_images(settings: Settings, data_dir: str | Path | None, seed: int) -> images.ImageData:
+    folder = Path(data_dir) if data_dir else None
+    data = images.load(settings.data, folder, subset=settings.subset, seed=seed)
+    return data if settings.holdout is None else data.holdout(settings.holdout, seed)
+
+
+def _load_for(run: Run, data_dir: Path | None) -> images.ImageData:
+    settings = Settings(**{name: run.config[name] for name in setting_names()})
+    return _load_images(settings, data_dir or run.config[WHERE], run.config["seed"])
+
+
+def _trained(run: Run, data_dir: Path | None) -> tuple[Model, Samples]:
+    """The model of a finished run, with its data."""
+    settings = Settings(**{name: run.config[name] for name in setting_names()})
+    samples = Samples.of(_load_for(run, data_dir))
+    model = Model(METHODS[run.config["method"]], settings, samples, run.config["seed"])
+    if model.objective is not None:
+        model.objective.load_state_dict(run.load_weights())
+    return model, samples
+
+
+def _units(*paths: Path) -> list[Run]:
+    """The runs of single methods in these folders."""
+    runs = [run for run in find_runs(paths) if run.config.get("command") == COMMAND]
+    units = [run for run in runs if "method" in run.config]
+    if not units:
+        names = ", ".join(map(str, paths))
+        raise UsageError(f"{names}: there is no run of softtopk knn train in it")
+    return units
+
+
+def _first_seeds(runs: Sequence[Run]) -> dict[str, Run]:
+    """The finished run of the smallest seed, by method, in the order of the table."""
+    done = sorted((r for r in runs if r.result), key=lambda run: -run.config["seed"])
+    first = {run.config["method"]: run for run in done}
+    if not first:
+        raise UsageError("no method of this run is finished: go on with --resume")
+    return {name: first[name] for name in METHODS if name in first}
+
+
+def _config(out: Path) -> dict[str, Any]:
+    config = read_json(out / "config.json")
+    if not isinstance(config, dict) or config.get("command") != COMMAND:
+        raise UsageError(f"--out {out}: this is not a run of softtopk knn train")
+    if "methods" not in config:
+        raise UsageError(f"--out {out}: this is a part of a run; give the folder that holds it")
+    return config
+
+
+def _require(*modules: str) -> None:
+    extras = {"rich": "cli", "sklearn": "knn", "safetensors": "knn", "matplotlib": "plot"}
+    packages = {"sklearn": "scikit-learn"}
+    for module in modules:
+        require(module, "this command", extras[module], packages.get(module))

@@ -1,0 +1,304 @@
+"""`softtopk knn ...` as users run it, on the digits that scikit-learn ships."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import re
+import signal
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+from sklearn.neighbors import KNeighborsClassifier
+
+from softtopk import cli
+from softtopk.experiments.knn._methods import METHODS, TABLE
+
+QUICK = ("--subset", "200", "--epochs", "2", "--threads", "1")
+
+
+def exit_code(*args: str) -> int | str | None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["knn", *args])
+    return caught.value.code
+
+
+def complaint(capsys: pytest.CaptureFixture[str], *args: str) -> str:
+    """What a command that is refused says, in one line."""
+    assert exit_code(*args) == 2
+    return re.sub(r"[\s│]+", " ", capsys.readouterr().err)
+
+
+def result(out: Path, method: str, seed: int = 0) -> dict[str, Any]:
+    return json.loads((out / method / f"seed-{seed}" / "result.json").read_text())
+
+
+def curve(out: Path, method: str, seed: int = 0) -> list[dict[str, Any]]:
+    """The metrics without the times."""
+    lines = (out / method / f"seed-{seed}" / "metrics.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
+
+
+@pytest.fixture(autouse=True)
+def _keep_threads() -> Any:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of all methods."""
+    out = tmp_path_factory.mktemp("all") / "run"
+    assert exit_code("train", "--method", "all", *QUICK, "--out", str(out)) == 0
+    return out
+
+
+def test_all_methods_end_with_the_papers_table(everything: Path) -> None:
+    rows = json.loads((everything / "table.json").read_text())
+    assert [row["method"] for row in rows] == [method.name for method in TABLE]
+    assert len(TABLE) == 10
+    for row in rows:
+        found = result(everything, row["method"])
+        assert row["accuracy"] == [100 * found["accuracy"]]
+        assert found["accuracy"] == found["correct"] / found["test_images"]
+        assert found["test_images"] == found["training_images"] == 200
+        if not METHODS[row["method"]].head:  # which takes more than two epochs
+            assert found["accuracy"] > 0.5  # of ten classes
+    lines = (everything / "table.md").read_text().splitlines()
+    cells = [line.split(" | ") for line in lines if line.startswith("| ")][1:]
+    assert [row[0].removeprefix("| ") for row in cells] == [method.label for method in TABLE]
+    assert [float(row[1]) for row in cells] == [round(row["accuracy"][0], 2) for row in rows]
+
+
+def test_a_run_says_how_it_was_made(everything: Path) -> None:
+    text = (everything / "table.md").read_text()
+    command = re.search(r"softtopk (knn train .*)", text)
+    assert command
+    assert "--method all --seed 0 --epochs 2 --subset 200" in command[1]
+    assert torch.__version__ in text
+    config = json.loads((everything / "soft-topk" / "seed-0" / "config.json").read_text())
+    assert (config["method"], config["seed"], config["epochs"]) == ("soft-topk", 0, 2)
+    assert curve(everything, "soft-topk")[-1]["epoch"] == 2
+
+
+def test_the_pretrained_features_are_those_of_the_classifier(everything: Path) -> None:
+    files = [everything / name / "seed-0" / "model.safetensors" for name in ("ce", "pretrained")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    assert not (everything / "pretrained" / "seed-0" / "metrics.jsonl").exists()
+
+
+def test_pretrained_alone_trains_the_same_features(everything: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert exit_code("train", "--method", "pretrained", *QUICK, "--out", str(out)) == 0
+    assert result(out, "pretrained")["accuracy"] == result(everything, "pretrained")["accuracy"]
+
+
+def test_knn_on_pixels_agrees_with_scikit_learn(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert exit_code("train", "--method", "knn", "--k", "5", "--seed", "3", "--out", str(out)) == 0
+    images, labels = load_digits(return_X_y=True)
+    parts = train_test_split(images, labels, test_size=0.4, stratify=labels, random_state=3)
+    oracle = KNeighborsClassifier(5).fit(parts[0], parts[2])
+    assert result(out, "knn", 3)["accuracy"] == pytest.approx(oracle.score(parts[1], parts[3]))
+
+
+def test_the_table_is_made_again_from_records(
+    everything: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code("table", str(everything), "--out", str(tmp_path / "results.md")) == 0
+    assert (tmp_path / "results.md").read_text() == (everything / "table.md").read_text()
+    assert (tmp_path / "results.json").read_text() == (everything / "table.json").read_text()
+    assert "kNN+NeuralSort" in capsys.readouterr().out
+
+
+def test_runs_that_differ_in_settings_are_told_apart(everything: Path, tmp_path: Path) -> None:
+    out = tmp_path / "other"
+    options = ["--method", "knn", *QUICK, "--k", "3", "--seed", "0,1", "--out", str(out)]
+    assert exit_code("train", *options) == 0
+    both = [str(everything), str(out)]
+    assert exit_code("table", *both, "--out", str(tmp_path / "t.md")) == 0
+    text = (tmp_path / "t.md").read_text()
+    assert re.search(r"\| kNN \| k 9 \|", text)
+    assert re.search(r"\| kNN \| k 3 \| [\d.]+ ± [\d.]+ \(2\) \|", text)
+
+
+def test_methods_and_seeds_can_be_added(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert exit_code("train", "--method", "ce", *QUICK, "--out", str(out)) == 0
+    before = (out / "ce" / "seed-0" / "result.json").stat().st_mtime_ns
+    more = ["--method", "pretrained,knn", "--seed", "1", "--resume", "--out", str(out)]
+    assert exit_code("train", *more) == 0
+    assert (out / "ce" / "seed-0" / "result.json").stat().st_mtime_ns == before
+    rows = json.loads((out / "table.json").read_text())
+    assert {row["method"]: row["seeds"] for row in rows} == {
+        name: [0, 1] for name in ("knn", "pretrained", "ce")
+    }
+
+
+def command(out: Path, *args: str) -> list[str]:
+    return [sys.executable, "-m", "softtopk", "knn", "train", "--out", str(out), *args]
+
+
+def wait_for_epochs(out: Path, method: str, epochs: int, process: subprocess.Popen[Any]) -> None:
+    metrics = out / method / "seed-0" / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while not (metrics.exists() and len(metrics.read_text().splitlines()) >= epochs):
+        assert process.poll() is None, "it ended before it could be stopped"
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+STOPPED = ("--method", "relax-subsample", "--subset", "300", "--epochs", "12", "--threads", "1")
+
+
+@pytest.fixture(scope="module")
+def unstopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("unstopped") / "run"
+    subprocess.run(command(out, *STOPPED), check=True, capture_output=True)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130), (signal.SIGTERM, 130)],
+)
+def test_a_stopped_run_goes_on_to_the_same_result(
+    tmp_path: Path, unstopped: Path, number: signal.Signals, code: int
+) -> None:
+    """Of the method that draws noise in every step."""
+    out = tmp_path / "run"
+    process = subprocess.Popen(command(out, *STOPPED), stdout=subprocess.DEVNULL)
+    wait_for_epochs(out, "relax-subsample", 2, process)
+    process.send_signal(number)
+    assert process.wait(60) == code
+    assert not (out / "relax-subsample" / "seed-0" / "result.json").exists()
+    subprocess.run(command(out, "--resume"), check=True, capture_output=True)
+    assert curve(out, "relax-subsample") == curve(unstopped, "relax-subsample")
+    found, expected = (result(o, "relax-subsample") for o in (out, unstopped))
+    assert found["correct"] == expected["correct"]
+    weights = [o / "relax-subsample" / "seed-0" / "model.safetensors" for o in (out, unstopped)]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+def test_predict_classifies_a_file(everything: Path, tmp_path: Path, capsys: Any) -> None:
+    images = load_digits().images[:50].astype(np.uint8)
+    np.save(tmp_path / "some.npy", images)
+    header = struct.pack(">HBBIII", 0, 8, 3, 50, 8, 8)
+    (tmp_path / "some.idx.gz").write_bytes(gzip.compress(header + images.tobytes()))
+    capsys.readouterr()
+    outputs = []
+    for name in ("some.npy", "some.idx.gz"):
+        assert exit_code("predict", str(everything), str(tmp_path / name)) == 0
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0] == outputs[1]
+    rows = list(csv.DictReader(io.StringIO(outputs[0])))
+    assert [row["image"] for row in rows] == [str(i) for i in range(50)]
+    right = [
+        row["class"] == str(label)
+        for row, label in zip(rows, load_digits().target[:50], strict=True)
+    ]
+    assert sum(right) > 40
+    assert all(0 < float(row["probability"]) <= 1 for row in rows)
+
+
+def test_predict_with_the_classifier_and_into_a_file(everything: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "one.npy", load_digits().images[7])
+    args = ["--method", "ce", "--out", str(tmp_path / "out.csv")]
+    assert exit_code("predict", str(everything), str(tmp_path / "one.npy"), *args) == 0
+    assert len((tmp_path / "out.csv").read_text().splitlines()) == 2
+
+
+def test_plot_draws_features_and_curves(everything: Path, tmp_path: Path) -> None:
+    args = ["--projection", "pca", "--out", str(tmp_path)]
+    assert exit_code("plot", str(everything), *args) == 0
+    for name in ("features.png", "curves.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_second_run_in_the_same_folder_is_refused(
+    everything: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = complaint(capsys, "train", "--method", "knn", *QUICK, "--out", str(everything))
+    assert "there is a run already" in said
+    assert "--resume" in said
+
+
+def test_resuming_with_other_options_is_refused(
+    everything: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = complaint(capsys, "train", "--lr", "0.5", "--resume", "--out", str(everything))
+    assert re.search(r"lr was [\d.]+, not 0\.5", said)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--method", "magic"], "--method 'magic'"),
+        (["--data", "imagenet"], "--data 'imagenet'"),
+        (["--preset", "lucky"], "--preset 'lucky'"),
+        (["--seed", "one"], "--seed 'one'"),
+        (["--seed", "-1"], "--seed '-1'"),
+        (["--k", "0"], "--k 0"),
+        (["--k", "200"], "--k 200"),
+        (["--eps", "-1"], "--eps -1"),
+        (["--eps", "nan"], "--eps nan"),
+        (["--epochs", "0"], "epochs must be an int of at least 1"),
+        (["--lr", "nan"], "lr must be finite"),
+        (["--schedule", "weekly"], "schedule must be one of"),
+        (["--objective", "hope"], "--objective 'hope'"),
+        (["--metric", "taxicab"], "--metric 'taxicab'"),
+        (["--normalize", "all"], "--normalize 'all'"),
+        (["--device", "abacus"], "--device abacus"),
+        (["--subset", "5"], "--subset"),
+        (["--data", "mnist"], "--data-dir"),
+        (["--threads", "0"], "--threads 0"),
+    ],
+)
+def test_bad_options_are_named_and_nothing_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], expected: str
+) -> None:
+    out = tmp_path / "run"
+    assert expected in complaint(capsys, "train", "--out", str(out), *options)
+    assert not (out / "config.json").exists()
+
+
+def test_a_folder_without_runs_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for args in (["table"], ["plot"], ["predict", "x.npy"]):
+        order = [args[0], str(tmp_path), *args[1:]]
+        assert "no run" in complaint(capsys, *order)
+
+
+def test_a_diverging_method_does_not_take_the_others_with_it(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    args = ["--method", "ce,knn", *QUICK, "--lr", "1e30", "--weight-decay", "0", "--out", str(out)]
+    assert exit_code("train", *args) == 1
+    assert (out / "knn" / "seed-0" / "result.json").exists()
+    assert "not finished" in (out / "table.md").read_text()
+
+
+def test_sinkhorn_says_that_it_did_not_converge(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    args = ["--method", "soft-topk-sinkhorn", "--preset", "paper", "--subset", "100"]
+    run = subprocess.run(
+        command(out, *args, "--epochs", "1", "--threads", "1"), capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+    assert "ConvergenceWarning" in run.stderr
+
+
+def test_names_of_methods_are_those_of_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("train", "--help") == 0
+    words = set(re.findall(r"[a-z][a-z-]+", capsys.readouterr().out))
+    assert {name for name in METHODS if len(name) < 12} <= words
