@@ -116,7 +116,7 @@ _DIGITS: dict[str, Any] = {
 PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "digits": {"paper": {**_PAPER, "epochs": 30}, "tuned": {**_TUNED, **_DIGITS}},
     "mnist": {"paper": _PAPER, "tuned": _TUNED},
-    "fashion-mnist": {"paper": _PAPER, "tuned": _TUNED},
+    "fashion-mnist": {"paper": _PAPER, "tuned": {**_TUNED, "flip": True}},
     "cifar10": {"paper": _PAPER, "tuned": {**_TUNED, "flip": True, "epochs": 30}},
 }
 DEFAULT_PRESET = {"mnist": "paper", "cifar10": "paper", "digits": "tuned", "fashion-mnist": "tuned"}
