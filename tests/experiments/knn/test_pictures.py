@@ -88,6 +88,8 @@ def test_the_points_are_a_choice(figures: list[Figure], tmp_path: Path) -> None:
         path = tmp_path / "x.png"
         draw_features(panels, CLASSES, path, method="pca", seed=seed, limit=limit)
         parts = [[p.get_offsets() for p in axes.collections] for axes in figures[-1].axes]
+        # Each with its own label: the classes are far apart, and stay so.
+        assert all(group.std(0).max() < 5 for part in parts for group in part)
         return [np.concatenate(part) for part in parts]
 
     left, right = drawn(0)
