@@ -240,7 +240,7 @@ def test_wrong_arguments(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "page"),
     [
-        ("mnist", "http://yann.lecun.com/exdb/mnist/"),
+        ("mnist", "https://ossci-datasets.s3.amazonaws.com/mnist/"),
         ("fashion-mnist", "https://github.com/zalandoresearch/fashion-mnist"),
         ("cifar10", "https://www.cs.toronto.edu/~kriz/cifar.html"),
     ],

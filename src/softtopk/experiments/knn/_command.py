@@ -30,8 +30,7 @@ from ..runs import (
 )
 from ._execute import Model, Samples, execute, relaxation_options
 from ._methods import METHODS, Method, parse_methods
-from ._pictures import METHODS as PROJECTIONS
-from ._pictures import Curve, Panel, draw_curves, draw_features
+from ._pictures import PROJECTIONS, Curve, Panel, draw_curves, draw_features
 from ._settings import Settings, make_settings, setting_names
 from ._tables import collect, tables, to_markdown
 
@@ -172,7 +171,7 @@ def plot(
         features = model.features(samples.test).numpy()
         panels.append(Panel(model.method.label, features, samples.test_labels.numpy()))
     classes = samples.classes
-    written = [draw_features(panels, classes, folder / "features.png", method=projection)]
+    written = [draw_features(panels, classes, folder / "features.png", projection=projection)]
     curves = {
         METHODS[name].label: _curve(metrics) for name in wanted if (metrics := runs[name].metrics)
     }
