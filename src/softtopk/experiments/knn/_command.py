@@ -31,7 +31,7 @@ from ..runs import (
 from ._execute import Model, Samples, execute, relaxation_options
 from ._methods import METHODS, Method, parse_methods
 from ._pictures import PROJECTIONS, Curve, Panel, draw_curves, draw_features
-from ._settings import Settings, make_settings, setting_names
+from ._settings import Settings, make_settings, settings_in
 from ._tables import collect, tables, to_markdown
 
 COMMAND = "knn train"
@@ -75,7 +75,7 @@ def make_plan(
     numbers = parse_seeds(seeds) if seeds else ()
     if resume and (out / "config.json").exists():
         before = _config(out)
-        kept = {name: before[name] for name in setting_names()}
+        kept = settings_in(before)
         if preset:
             kept.update(asdict(make_settings(kept["data"], preset, {"threads": kept["threads"]})))
         return Plan(
@@ -276,13 +276,13 @@ def _load_images(settings: Settings, data_dir: str | Path | None, seed: int) -> 
 
 
 def _load_for(run: Run, data_dir: Path | None) -> images.ImageData:
-    settings = Settings(**{name: run.config[name] for name in setting_names()})
+    settings = Settings(**settings_in(run.config))
     return _load_images(settings, data_dir or run.config[WHERE], run.config["seed"])
 
 
 def _trained(run: Run, data_dir: Path | None) -> tuple[Model, Samples]:
     """The model of a finished run, with its data."""
-    settings = Settings(**{name: run.config[name] for name in setting_names()})
+    settings = Settings(**settings_in(run.config))
     samples = Samples.of(_load_for(run, data_dir))
     model = Model(METHODS[run.config["method"]], settings, samples, run.config["seed"])
     if model.objective is not None:
