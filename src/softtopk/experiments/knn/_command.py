@@ -232,9 +232,10 @@ def _run_one(
         relatives = [Run(out / name / f"seed-{seed}") for name in METHODS]
         relatives = [other for other in relatives if (other.path / "config.json").exists()]
         try:
-            result = execute(
-                method, plan.settings, seed, samples, run, report, interrupt, relatives
-            )
+            with report.warnings():
+                result = execute(
+                    method, plan.settings, seed, samples, run, report, interrupt, relatives
+                )
         except DivergedError as error:
             report.say(f"{method.label}, seed {seed}: {error}")
             return 1
