@@ -225,6 +225,23 @@ def test_far_from_the_own_class_the_gradient_does_not_vanish() -> None:
 
 
 @pytest.mark.parametrize("relaxation", ["soft-topk", "softmax-k-times"])
+@pytest.mark.parametrize("objective", ["vote", "nll"])
+def test_the_only_sample_of_a_class(relaxation: str, objective: str) -> None:
+    """Its one template would be itself."""
+    features, _, _, _ = data(dtype=torch.float32)
+    features.requires_grad_()
+    labels = torch.tensor([0, 1, 1, 1, 1, 1])
+    with torch.autograd.set_detect_anomaly(True):  # no NaN on the way, either
+        losses = knn_loss(
+            features, labels, features, labels, 2,
+            objective=objective, relaxation=relaxation, reduction="none",
+        )  # fmt: skip
+        gradients = [torch.autograd.grad(loss, features, retain_graph=True)[0] for loss in losses]
+    assert (gradients[0] == 0).all()
+    assert all(gradient.isfinite().all() for gradient in gradients)
+
+
+@pytest.mark.parametrize("relaxation", ["soft-topk", "softmax-k-times"])
 def test_no_template_of_the_class(relaxation: str) -> None:
     queries, _, templates, template_labels = data(dtype=torch.float32)
     queries.requires_grad_()

@@ -22,10 +22,12 @@ def features(n: int, d: int = 8, seed: int = 0, offset: float = 0.0) -> np.ndarr
 @pytest.mark.parametrize(
     ("metric", "offset"),
     # Not the cosine far from the origin: all directions are the same there, up to rounding.
-    [("euclidean", 0.0), ("euclidean", 300.0), ("squared", 300.0), ("cosine", 0.0)],
+    [("euclidean", 0.0), ("euclidean", 3e4), ("squared", 3e4), ("cosine", 0.0)],
 )
 def test_against_brute_force(backend: str, metric: str, offset: float) -> None:
-    templates, queries = features(500, offset=offset), features(70, seed=1, offset=offset)
+    # Enough queries and columns for faiss to multiply matrices.
+    templates = features(500, 64, offset=offset)
+    queries = features(1200, 64, seed=1, offset=offset)
     found = Neighbours(backend=backend, metric=metric).fit(templates)
     distances, indices = found.kneighbors(queries, 7)
     brute = cdist(queries.astype(float), templates.astype(float), SCIPY[metric])
@@ -36,6 +38,19 @@ def test_against_brute_force(backend: str, metric: str, offset: float) -> None:
     alone = found.kneighbors(queries[:1], 7)
     np.testing.assert_array_equal(alone[0], distances[:1])
     assert len(found) == 500
+
+
+@pytest.mark.parametrize("backend", ["faiss", "sklearn"])
+def test_narrow_classes_far_apart(backend: str) -> None:
+    """As a trained network makes them; in single precision |q|² + |t|² - 2 q·t is blind here."""
+    rng = np.random.default_rng(0)
+    centres = 50 * rng.normal(size=(10, 64))
+    templates = np.repeat(centres, 12, axis=0) + 0.01 * rng.normal(size=(120, 64))
+    queries = np.repeat(centres, 120, axis=0) + 0.01 * rng.normal(size=(1200, 64))
+    templates, queries = templates.astype(np.float32), queries.astype(np.float32)
+    indices = Neighbours(backend=backend).fit(templates).kneighbors(queries, 5)[1]
+    brute = cdist(queries.astype(float), templates.astype(float))
+    np.testing.assert_array_equal(indices, brute.argsort(1)[:, :5])
 
 
 def test_ties_are_in_the_order_of_the_rows() -> None:

@@ -26,7 +26,7 @@ _PER_LIST = 39  # what k-means of faiss asks for, at least
 
 
 class _Search(Protocol):
-    """Finds candidates; their order and distances are not its business."""
+    """Finds at least k candidates; their order and distances are not its business."""
 
     def search(self, queries: Floats, k: int) -> Ints: ...
 
@@ -106,11 +106,11 @@ class Neighbours:
         for start in range(0, len(queries), _ROWS):
             rows = slice(start, start + _ROWS)
             found = self._search.search(queries[rows], k)
-            distances[rows], indices[rows] = self._ordered(queries[rows], found)
+            distances[rows], indices[rows] = self._nearest(queries[rows], found, k)
         return distances, indices
 
-    def _ordered(self, queries: Floats, found: Ints) -> tuple[Floats, Ints]:
-        """The candidates with their distances, in order.
+    def _nearest(self, queries: Floats, found: Ints, k: int) -> tuple[Floats, Ints]:
+        """The k nearest of the candidates with their distances, in order.
 
         The backends obtain distances by products of matrices, in ways that round differently,
         and differently for other numbers of queries. Here they are differences, as they should be.
@@ -129,7 +129,7 @@ class Neighbours:
             nowhere = _is_zero(queries)[:, None] | _is_zero(self._features)[found]
             gaps[nowhere] = 1
         distances = gaps.astype(np.float32)
-        order = np.lexsort((found, distances), axis=1)
+        order = np.lexsort((found, distances), axis=1)[:, :k]
         return np.take_along_axis(distances, order, 1), np.take_along_axis(found, order, 1)
 
     def _build(self, features: Floats) -> _Search:
@@ -175,6 +175,8 @@ class _Faiss:
 
     def search(self, queries: Floats, k: int) -> Ints:
         queries = np.ascontiguousarray(queries - self._centre)
+        # More than k, for those that rounding puts into the wrong order, as within a narrow class.
+        k = min(2 * k + 8, self._index.ntotal)
         found: Ints = self._index.search(queries, k)[1]
         short = (found < 0).any(1)
         if short.any():  # the cells that were searched hold fewer than k
