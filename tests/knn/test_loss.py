@@ -275,7 +275,11 @@ def test_no_template_of_the_class(relaxation: str) -> None:
         ({"query_ids": torch.arange(6)}, ValueError, "query_ids is given without template_ids"),
         ({"template_ids": torch.arange(9)}, ValueError, "template_ids is given without query_ids"),
         ({"query_labels": torch.zeros(6)}, TypeError, r"query_labels must be integers.*\.long"),
-        ({"query_labels": torch.zeros(5).long()}, ValueError, r"each of the 6 queries.*\(5,\)"),
+        (
+            {"query_labels": torch.zeros(5).long()},
+            ValueError,
+            r"each of the 6 rows of query.*\(5,\)",
+        ),
         ({"template_labels": [0] * 9}, TypeError, "template_labels must be a torch.Tensor"),
         (
             {"k": 9, "query_ids": torch.arange(6), "template_ids": torch.arange(9)},
@@ -287,7 +291,7 @@ def test_no_template_of_the_class(relaxation: str) -> None:
 def test_errors(change: dict, kind: type[Exception], message: str) -> None:
     queries, query_labels, templates, template_labels = data()
     arguments = {
-        "queries": queries,
+        "query": queries,
         "query_labels": query_labels,
         "templates": templates,
         "template_labels": template_labels,

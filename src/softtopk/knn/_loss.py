@@ -25,7 +25,7 @@ RelaxationLike = str | Callable[..., Tensor]
 
 
 def knn_loss(
-    queries: Tensor,
+    query: Tensor,
     query_labels: Tensor,
     templates: Tensor,
     template_labels: Tensor,
@@ -50,7 +50,7 @@ def knn_loss(
     query_labels[:, None]).float().mean(-1)``.
 
     Args:
-        queries: (m, d) features.
+        query: (m, d) features.
         query_labels: (m,) integers.
         templates: (n, d) features.
         template_labels: (n,) integers.
@@ -65,7 +65,7 @@ def knn_loss(
             refers to a normalised cost; for other relaxations it is their own default.
         metric: Distance between features, see `pairwise_distances`.
         query_ids: (m,) integers that say which sample a query is; ``template_ids`` likewise, (n,).
-            A pair of equal ids is excluded: a query is not its own template. If ``queries`` and
+            A pair of equal ids is excluded: a query is not its own template. If ``query`` and
             ``templates`` are the same tensor object, no ids are needed.
         options: Further arguments of the relaxation. ``"soft-topk"`` has ``normalize="row"`` unless
             said otherwise here.
@@ -77,10 +77,10 @@ def knn_loss(
     being the machine epsilon, whose gradient fades below e². A query that has no template of its
     class has the constant loss -log(e²), or 0 with ``"vote"``: there is nothing to learn from it.
 
-    >>> queries = torch.tensor([[0.0], [1.0]], requires_grad=True)
+    >>> query = torch.tensor([[0.0], [1.0]], requires_grad=True)
     >>> templates = torch.tensor([[0.1], [0.4], [0.8]])
     >>> loss = knn_loss(
-    ...     queries,
+    ...     query,
     ...     torch.tensor([0, 1]),
     ...     templates,
     ...     torch.tensor([0, 1, 1]),
@@ -93,11 +93,11 @@ def knn_loss(
     """
     check_choice("objective", objective, OBJECTIVES)
     check_choice("reduction", reduction, ("mean", "sum", "none"))
-    _check_labels("query_labels", query_labels, "queries", queries)
+    _check_labels("query_labels", query_labels, "query", query)
     _check_labels("template_labels", template_labels, "templates", templates)
     selection = _Selection(k, relaxation, eps, metric, options)
-    allowed = _allowed(queries, templates, query_ids, template_ids)
-    scores = selection.scores(queries, templates, allowed)
+    allowed = _allowed(query, templates, query_ids, template_ids)
+    scores = selection.scores(query, templates, allowed)
     same = query_labels.unsqueeze(1) == template_labels
     losses, _ = selection.losses(scores, allowed, same, objective)
     if reduction == "none":
@@ -106,7 +106,7 @@ def knn_loss(
 
 
 def soft_vote(
-    queries: Tensor,
+    query: Tensor,
     templates: Tensor,
     template_labels: Tensor,
     k: int,
@@ -142,8 +142,8 @@ def soft_vote(
             f"classes={classes} is too few for template_labels up to {int(template_labels.max())}"
         )
     selection = _Selection(k, relaxation, eps, metric, options)
-    allowed = _allowed(queries, templates, query_ids, template_ids)
-    scores = selection.scores(queries, templates, allowed)
+    allowed = _allowed(query, templates, query_ids, template_ids)
+    scores = selection.scores(query, templates, allowed)
     return _shares(selection.indicator(scores, allowed), template_labels, classes) / k
 
 
@@ -301,14 +301,14 @@ def _shares(indicator: Tensor, labels: Tensor, classes: int) -> Tensor:
 
 
 def _allowed(
-    queries: Tensor, templates: Tensor, query_ids: Tensor | None, template_ids: Tensor | None
+    query: Tensor, templates: Tensor, query_ids: Tensor | None, template_ids: Tensor | None
 ) -> Tensor | None:
     """Which templates a query may choose, (m, n); None for all."""
-    check_features("queries", queries)
+    check_features("query", query)
     check_features("templates", templates)
-    if queries is templates and query_ids is None and template_ids is None:
-        return _others(queries)
-    if queries is templates:
+    if query is templates and query_ids is None and template_ids is None:
+        return _others(query)
+    if query is templates:
         query_ids = template_ids if query_ids is None else query_ids
         template_ids = query_ids if template_ids is None else template_ids
     if query_ids is None and template_ids is None:
@@ -316,10 +316,10 @@ def _allowed(
     if query_ids is None or template_ids is None:
         given, missing = ("query_ids", "template_ids")[:: 1 if template_ids is None else -1]
         raise ValueError(f"{given} is given without {missing}; give both or neither")
-    _check_labels("query_ids", query_ids, "queries", queries)
+    _check_labels("query_ids", query_ids, "query", query)
     _check_labels("template_ids", template_ids, "templates", templates)
     allowed = query_ids.unsqueeze(1) != template_ids
-    if queries is templates:  # in case that the ids differ: a row is never its own template
+    if query is templates:  # in case that the ids differ: a row is never its own template
         allowed = allowed.fill_diagonal_(False)
     return allowed
 
@@ -336,6 +336,6 @@ def _check_labels(name: str, labels: Tensor, what: str, features: Tensor) -> Non
         raise TypeError(f"{name} must be integers, got {labels.dtype}; use .long()")
     if labels.shape != features.shape[:1]:
         raise ValueError(
-            f"{name} must be one integer for each of the {len(features)} {what}, "
+            f"{name} must be one integer for each of the {len(features)} rows of {what}, "
             f"got shape {tuple(labels.shape)}"
         )
