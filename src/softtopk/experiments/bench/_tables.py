@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from ..runs import Report
 from ._cases import Case
 from ._results import CaseResult, Result, Timing
 from ._targets import Outcome
@@ -14,19 +15,15 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 OURS = "softtopk"
-LOG_WIDTH = 120  # where there is no terminal to ask
 
 
-class RichReport:
+class RichReport(Report):
     """Shows a line of progress while a case runs, and its table when it is done."""
 
     def __init__(self, console: Console | None = None) -> None:
-        from rich.console import Console
         from rich.status import Status
 
-        self.console = console or Console(highlight=False)
-        if not self.console.is_terminal:
-            self.console.width = LOG_WIDTH
+        super().__init__(console)
         self._status = Status("", console=self.console)
         self._place = ""
 
@@ -60,11 +57,6 @@ class RichReport:
             if one.status != "measured":
                 self.say(f"  {one.label}: {one.status}: {one.reason}")
         self.say("")
-
-    def say(self, text: str) -> None:
-        """Print a line."""
-        # Without markup, which would take the name of an extra for a style.
-        self.console.print(text, markup=False, soft_wrap=True)
 
 
 def case_table(done: CaseResult, reused: bool = False) -> Table:

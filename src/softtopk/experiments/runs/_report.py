@@ -25,9 +25,9 @@ class Report:
             self.console.width = LOG_WIDTH
 
     def say(self, text: str) -> None:
-        from rich.text import Text
-
-        self.console.print(Text(text), soft_wrap=True)
+        """Print a line."""
+        # Without markup, which would take the name of an extra for a style.
+        self.console.print(text, markup=False, soft_wrap=True)
 
     @contextmanager
     def warnings(self) -> Iterator[None]:
