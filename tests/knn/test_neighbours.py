@@ -25,8 +25,8 @@ def features(n: int, d: int = 8, seed: int = 0, offset: float = 0.0) -> np.ndarr
     [("euclidean", 0.0), ("euclidean", 3e4), ("squared", 3e4), ("cosine", 0.0)],
 )
 def test_against_brute_force(backend: str, metric: str, offset: float) -> None:
-    # Enough queries and columns for faiss to multiply matrices.
-    templates = features(500, 64, offset=offset)
+    # So many that faiss multiplies matrices.
+    templates = features(2000, 64, offset=offset)
     queries = features(1200, 64, seed=1, offset=offset)
     found = Neighbours(backend=backend, metric=metric).fit(templates)
     distances, indices = found.kneighbors(queries, 7)
@@ -37,7 +37,7 @@ def test_against_brute_force(backend: str, metric: str, offset: float) -> None:
     assert indices.dtype == np.int64
     alone = found.kneighbors(queries[:1], 7)
     np.testing.assert_array_equal(alone[0], distances[:1])
-    assert len(found) == 500
+    assert len(found) == 2000
 
 
 @pytest.mark.parametrize("backend", ["faiss", "sklearn"])
