@@ -240,7 +240,7 @@ def test_wrong_arguments(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "page"),
     [
-        ("mnist", "http://yann.lecun.com/exdb/mnist/"),
+        ("mnist", "https://ossci-datasets.s3.amazonaws.com/mnist/"),
         ("fashion-mnist", "https://github.com/zalandoresearch/fashion-mnist"),
         ("cifar10", "https://www.cs.toronto.edu/~kriz/cifar.html"),
     ],
@@ -314,6 +314,10 @@ BROKEN = {
     "label 10": (
         {"t10k_labels": idx(np.append(labels_of(TEST - 1), np.uint8(10)))},
         "t10k-labels-idx1-ubyte: found the label 10 of image 19, expected 0 to 9",
+    ),
+    "cut off header": (
+        {"train_images": IMAGES[:15]},
+        "found 15 bytes, expected a header of 16",
     ),
     "cut off": ({"train_images": IMAGES[:-1]}, f"found at most {TRAIN * 784 - 1} bytes of data"),
     "cut off within gzip": (
@@ -517,6 +521,11 @@ def test_shares(counts: list[int], data: st.DataObject) -> None:
             assert math.floor(n * count / total) <= share <= math.ceil(n * count / total)
 
 
+def test_shares_go_by_the_largest_remainders() -> None:
+    assert _shares([10, 26, 64], 10) == [1, 3, 6]
+    assert _shares([64, 10, 26], 10) == [6, 1, 3]
+
+
 def test_stratified_refuses_what_it_cannot_do() -> None:
     labels = torch.tensor([0, 0, 1, 2])
     for n in (2, 5):
@@ -598,6 +607,7 @@ def test_read_npy(key: str, tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", array)
     out = read_images(tmp_path / "x.npy", images.shape[1:])
     assert out.dtype == torch.uint8
+    assert out.is_contiguous()
     np.testing.assert_array_equal(out.numpy(), images)
 
 
@@ -726,6 +736,9 @@ def test_other_files(tmp_path: Path) -> None:
         read_images(tmp_path, (1, 4, 6))
     path.write_bytes(b"")
     with refused("x: found an empty file, expected IDX, NumPy (.npy) or PNG"):
+        read_images(path, (1, 4, 6))
+    path.write_bytes(gzip.compress(npy_bytes()))
+    with refused("x: found the magic number 0x934e554d, expected 0x00000803"):
         read_images(path, (1, 4, 6))
     path.write_bytes(b"GIF89a")
     with refused("x: found a file that begins 0x474946383961, expected IDX, NumPy"):

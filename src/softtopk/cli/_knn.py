@@ -64,6 +64,13 @@ def train(
         str | None, typer.Option(help="vote (the paper's, linear) or nll (its logarithm).")
     ] = None,
     metric: Annotated[str | None, typer.Option(help="euclidean, squared or cosine.")] = None,
+    leave_one_out: Annotated[
+        bool | None,
+        typer.Option(
+            "--leave-one-out/--no-leave-one-out",
+            help="Let the queries and templates of a step be each other's templates.",
+        ),
+    ] = None,
     epochs: int | None = None,
     batch_size: Annotated[int | None, typer.Option(help="Queries in a step.")] = None,
     template_size: Annotated[int | None, typer.Option(help="Templates in a step.")] = None,
@@ -105,6 +112,7 @@ def train(
     # By name, as the settings have them; an option that is not given is left to the preset.
     options: dict[str, Any] = {
         "data": data, "k": k, "eps": eps, "objective": objective, "metric": metric,
+        "leave_one_out": leave_one_out,
         "epochs": epochs, "batch_size": batch_size, "template_size": template_size,
         "optimizer": optimizer, "lr": lr, "momentum": momentum, "weight_decay": weight_decay,
         "schedule": schedule, "warmup": warmup, "shift": shift, "flip": flip, "subset": subset,

@@ -156,6 +156,8 @@ class KNNObjective(nn.Module):
     Args:
         network: Maps (n, ...) samples to (n, d) features.
         k: How many neighbours vote. The paper has 9.
+        leave_one_out: Let every sample be a query, with all the others as its templates. That
+            makes more of the features at hand, and the network is where the time goes.
 
     The other arguments are those of `knn_loss`. The accuracy in the `Outcome` is that of the class
     with the largest soft vote, among the templates of the minibatch.
@@ -178,10 +180,12 @@ class KNNObjective(nn.Module):
         eps: float | None = None,
         metric: Metric = "euclidean",
         options: Mapping[str, Any] | None = None,
+        leave_one_out: bool = False,
     ) -> None:
         super().__init__()
         check_choice("objective", objective, OBJECTIVES)
         self.network = network
+        self.leave_one_out = leave_one_out
         self.objective: Objective = objective
         self._selection = _Selection(k, relaxation, eps, metric, options)
         self._selection.check_objective(objective)
@@ -189,15 +193,22 @@ class KNNObjective(nn.Module):
     def forward(self, inputs: Tensor, labels: Tensor, n_queries: int) -> Outcome:
         features = self.network(inputs)
         check_features("the network's output", features)
-        scores = self._selection.scores(features[:n_queries], features[n_queries:], None)
-        own, others = labels[:n_queries], labels[n_queries:]
+        queries, templates, own, others, allowed = features, features, labels, labels, None
+        if self.leave_one_out:
+            allowed = _others(features)
+        else:
+            queries, templates = features[:n_queries], features[n_queries:]
+            own, others = labels[:n_queries], labels[n_queries:]
+        scores = self._selection.scores(queries, templates, allowed)
         same = own.unsqueeze(1) == others
-        losses, indicator = self._selection.losses(scores, None, same, self.objective)
+        losses, indicator = self._selection.losses(scores, allowed, same, self.objective)
         shares = _shares(indicator.detach(), others, int(labels.max()) + 1)
         return Outcome(losses.mean(), (shares.argmax(1) == own).float().mean())
 
     def extra_repr(self) -> str:
-        return f"{self._selection}, objective={self.objective!r}"
+        return (
+            f"{self._selection}, objective={self.objective!r}, leave_one_out={self.leave_one_out}"
+        )
 
 
 class _Selection:
@@ -296,7 +307,7 @@ def _allowed(
     check_features("queries", queries)
     check_features("templates", templates)
     if queries is templates and query_ids is None and template_ids is None:
-        return ~torch.eye(len(queries), dtype=torch.bool, device=queries.device)
+        return _others(queries)
     if queries is templates:
         query_ids = template_ids if query_ids is None else query_ids
         template_ids = query_ids if template_ids is None else template_ids
@@ -311,6 +322,11 @@ def _allowed(
     if queries is templates:  # in case that the ids differ: a row is never its own template
         allowed = allowed.fill_diagonal_(False)
     return allowed
+
+
+def _others(features: Tensor) -> Tensor:
+    """All but itself: (m, m)."""
+    return ~torch.eye(len(features), dtype=torch.bool, device=features.device)
 
 
 def _check_labels(name: str, labels: Tensor, what: str, features: Tensor) -> None:

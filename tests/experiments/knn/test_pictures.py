@@ -49,10 +49,10 @@ def counts(axes: Axes) -> list[int]:
     return [len(points.get_offsets()) for points in axes.collections]
 
 
-@pytest.mark.parametrize("method", ["pca", "tsne"])
-def test_features(method: Any, figures: list[Figure], tmp_path: Path) -> None:
+@pytest.mark.parametrize("projection", ["pca", "tsne"])
+def test_features(projection: Any, figures: list[Figure], tmp_path: Path) -> None:
     path = tmp_path / "new" / "features.png"
-    assert draw_features([APART], CLASSES, path, method=method, title="Title") == path
+    assert draw_features([APART], CLASSES, path, projection=projection, title="Title") == path
     assert path.read_bytes().startswith(b"\x89PNG")
     assert [p.name for p in path.parent.iterdir()] == ["features.png"]
     (axes,) = figures[0].axes
@@ -63,7 +63,7 @@ def test_features(method: Any, figures: list[Figure], tmp_path: Path) -> None:
 
 
 def test_names_are_in_the_middle_of_their_class(figures: list[Figure], tmp_path: Path) -> None:
-    draw_features([APART], CLASSES, tmp_path / "x.png", method="pca")
+    draw_features([APART], CLASSES, tmp_path / "x.png", projection="pca")
     (axes,) = figures[0].axes
     assert [text.get_text() for text in axes.texts] == list(CLASSES)
     assert not figures[0].legends
@@ -75,7 +75,7 @@ def test_names_are_in_the_middle_of_their_class(figures: list[Figure], tmp_path:
 def test_names_that_would_cover_each_other_are_in_a_legend(
     figures: list[Figure], tmp_path: Path
 ) -> None:
-    draw_features([APART, TOGETHER], CLASSES, tmp_path / "x.png", method="pca")
+    draw_features([APART, TOGETHER], CLASSES, tmp_path / "x.png", projection="pca")
     (figure,) = figures
     assert [axes.get_title() for axes in figure.axes] == ["apart", "together"]
     assert not any(axes.texts for axes in figure.axes)
@@ -86,8 +86,10 @@ def test_the_points_are_a_choice(figures: list[Figure], tmp_path: Path) -> None:
     def drawn(seed: int, limit: int = 30) -> list[np.ndarray]:
         panels = [APART, Panel("again", APART.features, LABELS)]
         path = tmp_path / "x.png"
-        draw_features(panels, CLASSES, path, method="pca", seed=seed, limit=limit)
+        draw_features(panels, CLASSES, path, projection="pca", seed=seed, limit=limit)
         parts = [[p.get_offsets() for p in axes.collections] for axes in figures[-1].axes]
+        # Each with its own label: the classes are far apart, and stay so.
+        assert all(group.std(0).max() < 5 for part in parts for group in part)
         return [np.concatenate(part) for part in parts]
 
     left, right = drawn(0)
@@ -99,7 +101,7 @@ def test_the_points_are_a_choice(figures: list[Figure], tmp_path: Path) -> None:
 
 
 def test_pca_is_that_of_the_chosen_points(figures: list[Figure], tmp_path: Path) -> None:
-    draw_features([APART], CLASSES, tmp_path / "x.png", method="pca")
+    draw_features([APART], CLASSES, tmp_path / "x.png", projection="pca")
     offsets = np.concatenate([p.get_offsets() for p in figures[0].axes[0].collections])
     centred = APART.features - APART.features.mean(0)
     variances = np.linalg.svd(centred, compute_uv=False)[:2] ** 2 / len(centred)
@@ -107,7 +109,7 @@ def test_pca_is_that_of_the_chosen_points(figures: list[Figure], tmp_path: Path)
 
 
 def test_tsne_separates_what_is_apart(figures: list[Figure], tmp_path: Path) -> None:
-    draw_features([APART], CLASSES, tmp_path / "x.png", method="tsne")
+    draw_features([APART], CLASSES, tmp_path / "x.png", projection="tsne")
     groups = [np.asarray(p.get_offsets()) for p in figures[0].axes[0].collections]
     centres = np.array([group.mean(0) for group in groups])
     for index, group in enumerate(groups):
@@ -115,21 +117,21 @@ def test_tsne_separates_what_is_apart(figures: list[Figure], tmp_path: Path) -> 
         assert (distances.argmin(1) == index).all()
 
 
-@pytest.mark.parametrize("method", ["pca", "tsne"])
+@pytest.mark.parametrize("projection", ["pca", "tsne"])
 @pytest.mark.parametrize("n", [2, 3, 5])
 def test_few_points_and_absent_classes(
-    method: Any, n: int, figures: list[Figure], tmp_path: Path
+    projection: Any, n: int, figures: list[Figure], tmp_path: Path
 ) -> None:
     panel = Panel("few", NOISE[:n], np.zeros(n, int))
-    draw_features([panel], CLASSES, tmp_path / "x.png", method=method)
+    draw_features([panel], CLASSES, tmp_path / "x.png", projection=projection)
     assert counts(figures[0].axes[0]) == [n, 0, 0, 0]
     assert [text.get_text() for text in figures[0].axes[0].texts] == ["a"]
 
 
-@pytest.mark.parametrize("method", ["pca", "tsne"])
-def test_collapsed_features(method: Any, figures: list[Figure], tmp_path: Path) -> None:
+@pytest.mark.parametrize("projection", ["pca", "tsne"])
+def test_collapsed_features(projection: Any, figures: list[Figure], tmp_path: Path) -> None:
     panel = Panel("collapsed", np.ones((80, 3)), LABELS)
-    draw_features([panel], CLASSES, tmp_path / "x.png", method=method)
+    draw_features([panel], CLASSES, tmp_path / "x.png", projection=projection)
     for points in figures[0].axes[0].collections:
         assert not points.get_offsets().any()
     assert figures[0].legends
@@ -141,7 +143,7 @@ def test_more_classes_than_colours(figures: list[Figure], tmp_path: Path) -> Non
     assert len(set(styles)) == 30
     labels = np.arange(80) % 13
     panel = Panel("many", NOISE, labels)
-    draw_features([panel], list(map(str, range(13))), tmp_path / "x.png", method="pca")
+    draw_features([panel], list(map(str, range(13))), tmp_path / "x.png", projection="pca")
     assert len(counts(figures[0].axes[0])) == 13
 
 
@@ -162,8 +164,8 @@ def test_wrong_panels(features: Any, labels: Any, message: str) -> None:
 def test_wrong_arguments(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no panels: give one at least"):
         draw_features([], CLASSES, tmp_path / "x.png")
-    with pytest.raises(ValueError, match="method = 'umap': give 'tsne' or 'pca'"):
-        draw_features([APART], CLASSES, tmp_path / "x.png", method="umap")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="projection = 'umap': give 'tsne' or 'pca'"):
+        draw_features([APART], CLASSES, tmp_path / "x.png", projection="umap")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no curves: give one at least"):
         draw_curves({}, tmp_path / "x.png")
     with pytest.raises(ValueError, match=r"of lengths \(2, 1, 2\): give one loss"):

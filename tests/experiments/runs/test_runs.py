@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import threading
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -292,6 +293,17 @@ def test_a_terminal_shows_a_bar(tmp_path: Path) -> None:
         train(Walk(), prepare(tmp_path, {}, resume=False), report, interrupt, title="walk")
     assert "100%" in text.getvalue()
     assert "loss" in text.getvalue()
+
+
+def test_a_warning_is_said_once() -> None:
+    report, text = quiet()
+    with report.warnings(), warnings.catch_warnings():
+        warnings.simplefilter("always")
+        for step in range(3):
+            warnings.warn(f"step {step}", RuntimeWarning, stacklevel=1)
+            warnings.warn(f"step {step}", UserWarning, stacklevel=1)
+    said = [line.split(" (")[0] for line in text.getvalue().splitlines()]
+    assert said == ["RuntimeWarning: step 0", "UserWarning: step 0"]
 
 
 def test_tables_escape_their_cells() -> None:

@@ -199,7 +199,13 @@ MNIST_FILES = tuple(
 CIFAR10_FILES = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")
 
 SOURCES = {
-    "mnist": Source(MNIST_FILES, ("mnist",), "http://yann.lecun.com/exdb/mnist/", _read_mnist),
+    "mnist": Source(
+        MNIST_FILES,
+        ("mnist",),
+        # Their page, http://yann.lecun.com/exdb/mnist/, has not always served them; PyTorch's copy.
+        "https://ossci-datasets.s3.amazonaws.com/mnist/ (each FILE.gz)",
+        _read_mnist,
+    ),
     "fashion-mnist": Source(
         MNIST_FILES,
         ("fashion-mnist",),

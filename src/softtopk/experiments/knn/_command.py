@@ -30,9 +30,8 @@ from ..runs import (
 )
 from ._execute import Model, Samples, execute, relaxation_options
 from ._methods import METHODS, Method, parse_methods
-from ._pictures import METHODS as PROJECTIONS
-from ._pictures import Curve, Panel, draw_curves, draw_features
-from ._settings import Settings, make_settings, setting_names
+from ._pictures import PROJECTIONS, Curve, Panel, draw_curves, draw_features
+from ._settings import Settings, make_settings, settings_in
 from ._tables import collect, tables, to_markdown
 
 COMMAND = "knn train"
@@ -76,7 +75,7 @@ def make_plan(
     numbers = parse_seeds(seeds) if seeds else ()
     if resume and (out / "config.json").exists():
         before = _config(out)
-        kept = {name: before[name] for name in setting_names()}
+        kept = settings_in(before)
         if preset:
             kept.update(asdict(make_settings(kept["data"], preset, {"threads": kept["threads"]})))
         return Plan(
@@ -172,7 +171,7 @@ def plot(
         features = model.features(samples.test).numpy()
         panels.append(Panel(model.method.label, features, samples.test_labels.numpy()))
     classes = samples.classes
-    written = [draw_features(panels, classes, folder / "features.png", method=projection)]
+    written = [draw_features(panels, classes, folder / "features.png", projection=projection)]
     curves = {
         METHODS[name].label: _curve(metrics) for name in wanted if (metrics := runs[name].metrics)
     }
@@ -233,9 +232,10 @@ def _run_one(
         relatives = [Run(out / name / f"seed-{seed}") for name in METHODS]
         relatives = [other for other in relatives if (other.path / "config.json").exists()]
         try:
-            result = execute(
-                method, plan.settings, seed, samples, run, report, interrupt, relatives
-            )
+            with report.warnings():
+                result = execute(
+                    method, plan.settings, seed, samples, run, report, interrupt, relatives
+                )
         except DivergedError as error:
             report.say(f"{method.label}, seed {seed}: {error}")
             return 1
@@ -277,13 +277,13 @@ def _load_images(settings: Settings, data_dir: str | Path | None, seed: int) -> 
 
 
 def _load_for(run: Run, data_dir: Path | None) -> images.ImageData:
-    settings = Settings(**{name: run.config[name] for name in setting_names()})
+    settings = Settings(**settings_in(run.config))
     return _load_images(settings, data_dir or run.config[WHERE], run.config["seed"])
 
 
 def _trained(run: Run, data_dir: Path | None) -> tuple[Model, Samples]:
     """The model of a finished run, with its data."""
-    settings = Settings(**{name: run.config[name] for name in setting_names()})
+    settings = Settings(**settings_in(run.config))
     samples = Samples.of(_load_for(run, data_dir))
     model = Model(METHODS[run.config["method"]], settings, samples, run.config["seed"])
     if model.objective is not None:

@@ -167,6 +167,7 @@ def _objective(method: Method, settings: Settings, samples: Samples, seed: int) 
             metric=settings.metric,
             objective=settings.objective,
             options=relaxation_options(method, settings),
+            leave_one_out=settings.leave_one_out,
         )
 
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, np.dtype[Any]]
 
-Method = Literal["tsne", "pca"]
-METHODS: dict[Method, str] = {"tsne": "t-SNE", "pca": "PCA"}
+Projection = Literal["tsne", "pca"]
+PROJECTIONS: dict[Projection, str] = {"tsne": "t-SNE", "pca": "PCA"}
 PERPLEXITY = 30.0  # of t-SNE, as its authors propose; less if there are few points
 
 # Tol's muted scheme, made to stay apart under colour blindness, with a darker grey than his.
@@ -90,7 +90,7 @@ def draw_features(
     classes: Sequence[str],
     path: Path,
     *,
-    method: Method = "tsne",
+    projection: Projection = "tsne",
     title: str = "",
     seed: int = 0,
     limit: int = 2000,
@@ -102,13 +102,15 @@ def draw_features(
         classes: Their names. They are beside the points if they do not cover each other there,
             and otherwise in a legend.
         path: Where to write it.
-        method: How to get to two dimensions.
+        projection: How to get to two dimensions.
         title: Above all panels.
         seed: Of the choice of the points, and of t-SNE.
         limit: Draw this many points of each panel, chosen at random, the same in all panels of the
             same length.
     """
-    figure = _features_figure(panels, classes, method=method, title=title, seed=seed, limit=limit)
+    figure = _features_figure(
+        panels, classes, projection=projection, title=title, seed=seed, limit=limit
+    )
     return save_png(figure, path)
 
 
@@ -129,24 +131,24 @@ def _features_figure(
     panels: Sequence[Panel],
     classes: Sequence[str],
     *,
-    method: Method,
+    projection: Projection,
     title: str,
     seed: int,
     limit: int,
 ) -> Figure:
     if not panels:
         raise ValueError("no panels: give one at least")
-    if method not in METHODS:
-        raise ValueError(f"method = {method!r}: give {' or '.join(map(repr, METHODS))}")
+    if projection not in PROJECTIONS:
+        raise ValueError(f"projection = {projection!r}: give {' or '.join(map(repr, PROJECTIONS))}")
     require("matplotlib", "a picture", "plot")
-    require("sklearn", f"a picture by {METHODS[method]}", "knn", "scikit-learn")
+    require("sklearn", f"a picture by {PROJECTIONS[projection]}", "knn", "scikit-learn")
     width = WIDTH * max(1.0, len(panels) / 2)
     figure = new_figure(len(panels), (width, min(HEIGHT, width / len(panels) + 0.4)))
     names = []
     for panel, axes in zip(panels, figure.axes, strict=True):
         chosen = _choose(len(panel.labels), limit, seed)
         labels = panel.labels[chosen]
-        points = _in_plane(panel.features[chosen], method, seed)
+        points = _in_plane(panel.features[chosen], projection, seed)
         _scatter(axes, points, labels, classes)
         axes.set_title(panel.title, fontsize=10)
         axes.set(xticks=[], yticks=[])  # the axes of an embedding mean nothing
@@ -169,7 +171,7 @@ def _choose(n: int, limit: int, seed: int) -> Array:
     return np.sort(np.random.default_rng(seed).permutation(n)[:limit])
 
 
-def _in_plane(features: Array, method: Method, seed: int) -> Array:
+def _in_plane(features: Array, projection: Projection, seed: int) -> Array:
     """(N, d) -> (N, 2)."""
     import numpy as np
     from sklearn.decomposition import PCA
@@ -178,7 +180,7 @@ def _in_plane(features: Array, method: Method, seed: int) -> Array:
 
     if not np.ptp(features, axis=0).any():  # all the same, as after a training that collapsed
         return np.zeros((len(features), 2))
-    if method == "pca":
+    if projection == "pca":
         return PCA(2, random_state=seed).fit_transform(features)
     perplexity = min(PERPLEXITY, (len(features) - 1) / 3)
     tsne = TSNE(2, perplexity=perplexity, init="pca", random_state=seed)

@@ -37,6 +37,8 @@ class Settings(Recipe):
     """How SOFT top-k scales its cost: row, batch or not at all."""
     objective: Literal["vote", "nll"] = "vote"
     metric: Literal["euclidean", "squared", "cosine"] = "euclidean"
+    leave_one_out: bool = False
+    """Let queries and templates of a step be each other's templates."""
     shift: int = 0
     """Augmentation: random shifts by up to so many pixels."""
     flip: bool = False
@@ -98,7 +100,10 @@ _TUNED: dict[str, Any] = {
     # logarithm makes the features collapse.
     "normalize": None,
     "objective": "nll",
-    # From there the learning rate falls to zero, which is worth more than further epochs.
+    # 200 queries with 199 templates each, for the network's time of 100 with 100: then nearly every
+    # query has nine templates of its class (99.42 % instead of 99.36 % after three epochs).
+    "leave_one_out": True,
+    # 0.05 is less stable: the loss is a third higher after two epochs.
     "lr": 0.02,
     "schedule": "cosine",
     "warmup": 0.02,
@@ -106,6 +111,8 @@ _TUNED: dict[str, Any] = {
     "epochs": 8,
 }
 _DIGITS: dict[str, Any] = {
+    # The sorting relaxations take 8 times as long with twice the templates.
+    "leave_one_out": False,
     # A thousand images make few steps, in which AdamW gets further.
     "optimizer": "adamw",
     "lr": 2e-3,
@@ -116,7 +123,7 @@ _DIGITS: dict[str, Any] = {
 PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "digits": {"paper": {**_PAPER, "epochs": 30}, "tuned": {**_TUNED, **_DIGITS}},
     "mnist": {"paper": _PAPER, "tuned": _TUNED},
-    "fashion-mnist": {"paper": _PAPER, "tuned": _TUNED},
+    "fashion-mnist": {"paper": _PAPER, "tuned": {**_TUNED, "flip": True, "epochs": 6}},
     "cifar10": {"paper": _PAPER, "tuned": {**_TUNED, "flip": True, "epochs": 30}},
 }
 DEFAULT_PRESET = {"mnist": "paper", "cifar10": "paper", "digits": "tuned", "fashion-mnist": "tuned"}
@@ -151,6 +158,11 @@ def make_settings(data: str, preset: str | None, given: Mapping[str, Any]) -> Se
 
 def setting_names() -> tuple[str, ...]:
     return tuple(field.name for field in fields(Settings))
+
+
+def settings_in(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings in the record of a run, which may be older than some of them."""
+    return {field.name: config.get(field.name, field.default) for field in fields(Settings)}
 
 
 def changes_of(settings: Settings) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 from ..errors import UsageError
 from ..runs import Run, Table, provenance
 from ._methods import METHODS, Method
-from ._settings import Settings, changes_of, setting_names
+from ._settings import Settings, changes_of, setting_names, settings_in
 
 TITLES = {
     "digits": "Digits",
@@ -69,7 +69,7 @@ def collect(runs: Iterable[Run]) -> list[Row]:
     for run in runs:
         if run.config.get("method") not in METHODS:
             raise UsageError(f"{run.path} is not a run of softtopk knn train")
-        settings = {name: run.config[name] for name in setting_names()}
+        settings = settings_in(run.config)
         groups.setdefault((run.config["method"], *settings.items()), []).append(run)
     rows = []
     for (name, *items), group in groups.items():

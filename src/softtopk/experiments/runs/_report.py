@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,6 +28,21 @@ class Report:
         from rich.text import Text
 
         self.console.print(Text(text), soft_wrap=True)
+
+    @contextmanager
+    def warnings(self) -> Iterator[None]:
+        """Say the first warning of each category; a training can repeat one in every step."""
+        said: set[type[Warning]] = set()
+
+        def show(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+            if category not in said:
+                said.add(category)
+                text = "further warnings of this kind are not shown"
+                self.say(f"{category.__name__}: {message} ({text})")
+
+        with warnings.catch_warnings():
+            warnings.showwarning = show
+            yield
 
     @contextmanager
     def task(self, title: str, total: int, done: int = 0) -> Iterator[Task]:
