@@ -2,6 +2,7 @@
 
 import pickle
 
+import faiss
 import numpy as np
 import pytest
 from scipy.spatial.distance import cdist
@@ -24,10 +25,12 @@ def features(n: int, d: int = 8, seed: int = 0, offset: float = 0.0) -> np.ndarr
     # Not the cosine far from the origin: all directions are the same there, up to rounding.
     [("euclidean", 0.0), ("euclidean", 3e4), ("squared", 3e4), ("cosine", 0.0)],
 )
-def test_against_brute_force(backend: str, metric: str, offset: float) -> None:
-    # Enough queries and columns for faiss to multiply matrices.
-    templates = features(500, 64, offset=offset)
-    queries = features(1200, 64, seed=1, offset=offset)
+def test_against_brute_force(
+    monkeypatch: pytest.MonkeyPatch, backend: str, metric: str, offset: float
+) -> None:
+    # By matrix products, which faiss would take to with more queries.
+    monkeypatch.setattr(faiss.cvar, "distance_compute_blas_threshold", 20)
+    templates, queries = features(500, 64, offset=offset), features(70, 64, 1, offset)
     found = Neighbours(backend=backend, metric=metric).fit(templates)
     distances, indices = found.kneighbors(queries, 7)
     brute = cdist(queries.astype(float), templates.astype(float), SCIPY[metric])
@@ -41,12 +44,13 @@ def test_against_brute_force(backend: str, metric: str, offset: float) -> None:
 
 
 @pytest.mark.parametrize("backend", ["faiss", "sklearn"])
-def test_narrow_classes_far_apart(backend: str) -> None:
+def test_narrow_classes_far_apart(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
     """As a trained network makes them; in single precision |q|² + |t|² - 2 q·t is blind here."""
+    monkeypatch.setattr(faiss.cvar, "distance_compute_blas_threshold", 20)
     rng = np.random.default_rng(0)
     centres = 50 * rng.normal(size=(10, 64))
     templates = np.repeat(centres, 12, axis=0) + 0.01 * rng.normal(size=(120, 64))
-    queries = np.repeat(centres, 120, axis=0) + 0.01 * rng.normal(size=(1200, 64))
+    queries = np.repeat(centres, 5, axis=0) + 0.01 * rng.normal(size=(50, 64))
     templates, queries = templates.astype(np.float32), queries.astype(np.float32)
     indices = Neighbours(backend=backend).fit(templates).kneighbors(queries, 5)[1]
     brute = cdist(queries.astype(float), templates.astype(float))
