@@ -107,7 +107,9 @@ def train(out: Path, plan: Plan, *, resume: bool) -> int:
     """Run all methods with all seeds, print and write the table, and return the exit code."""
     _require("rich", "sklearn", "safetensors")
     report = Report()
-    samples = lru_cache(maxsize=1)(lambda seed: Samples.of(_load(plan, seed)))
+    samples = lru_cache(maxsize=1)(
+        lambda seed: Samples.of(_load(plan.settings, plan.data_dir, seed))
+    )
     # Before anything is written: the data may be missing, or too few.
     _check_size(plan.settings, len(samples(plan.seeds[0]).train))
     torch.set_num_threads(plan.settings.threads)
@@ -167,11 +169,10 @@ def plot(
     # Without a choice: what there is to see, the images as they are and the features of ours.
     shown = wanted if methods else [name for name in ("knn", "soft-topk") if name in runs] or wanted
     for name in shown:
-        model, samples = _trained(runs[name], data_dir)
-        features = model.features(samples.test).numpy()
-        panels.append(Panel(model.method.label, features, samples.test_labels.numpy()))
-    classes = samples.classes
-    written = [draw_features(panels, classes, folder / "features.png", projection=projection)]
+        model, data = _trained(runs[name], data_dir)
+        features = model.features(model.samples.test).numpy()
+        panels.append(Panel(model.method.label, features, data.test.labels.numpy()))
+    written = [draw_features(panels, data.classes, folder / "features.png", projection=projection)]
     curves = {
         METHODS[name].label: _curve(metrics) for name in wanted if (metrics := runs[name].metrics)
     }
@@ -191,15 +192,14 @@ def predict(
     name = method or ("soft-topk" if "soft-topk" in runs or len(runs) > 1 else next(iter(runs)))
     if name not in runs:
         raise UsageError(f"--method {name}: {path} has {', '.join(runs)} only")
-    model, samples = _trained(runs[name], data_dir)
-    data = _load_for(runs[name], data_dir)
+    model, data = _trained(runs[name], data_dir)
     inputs = data.normalise(images.read_images(file, data.shape, maximum=data.maximum))
     best = model.probabilities(inputs).max(-1)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["image", "class", "probability"])
     for number, (probability, index) in enumerate(zip(*best, strict=True)):
-        writer.writerow([number, samples.classes[int(index)], f"{float(probability):.4f}"])
+        writer.writerow([number, data.classes[int(index)], f"{float(probability):.4f}"])
     if out is not None:
         write_atomic(out, text.getvalue())
         return f"written: {out}\n"
@@ -266,29 +266,20 @@ def _union(chosen: Sequence[Method], names: Sequence[str]) -> tuple[Method, ...]
     return tuple(m for m in METHODS.values() if m in chosen or m.name in names)
 
 
-def _load(plan: Plan, seed: int) -> images.ImageData:
-    return _load_images(plan.settings, plan.data_dir, seed)
-
-
-def _load_images(settings: Settings, data_dir: str | Path | None, seed: int) -> images.ImageData:
+def _load(settings: Settings, data_dir: str | Path | None, seed: int) -> images.ImageData:
     folder = Path(data_dir) if data_dir else None
     data = images.load(settings.data, folder, subset=settings.subset, seed=seed)
     return data if settings.holdout is None else data.holdout(settings.holdout, seed)
 
 
-def _load_for(run: Run, data_dir: Path | None) -> images.ImageData:
-    settings = Settings(**settings_in(run.config))
-    return _load_images(settings, data_dir or run.config[WHERE], run.config["seed"])
-
-
-def _trained(run: Run, data_dir: Path | None) -> tuple[Model, Samples]:
+def _trained(run: Run, data_dir: Path | None) -> tuple[Model, images.ImageData]:
     """The model of a finished run, with its data."""
-    settings = Settings(**settings_in(run.config))
-    samples = Samples.of(_load_for(run, data_dir))
-    model = Model(METHODS[run.config["method"]], settings, samples, run.config["seed"])
+    settings, seed = Settings(**settings_in(run.config)), run.config["seed"]
+    data = _load(settings, data_dir or run.config[WHERE], seed)
+    model = Model(METHODS[run.config["method"]], settings, Samples.of(data), seed)
     if model.objective is not None:
         model.objective.load_state_dict(run.load_weights())
-    return model, samples
+    return model, data
 
 
 def _units(*paths: Path) -> list[Run]:
