@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import re
+import shutil
 import signal
 import struct
 import subprocess
@@ -23,7 +24,12 @@ from sklearn.model_selection import train_test_split
 from sklearn.neighbors import KNeighborsClassifier
 
 from softtopk import cli
+from softtopk.experiments.errors import UsageError
+from softtopk.experiments.knn._execute import Model, Samples, relaxation_options
 from softtopk.experiments.knn._methods import METHODS, TABLE
+from softtopk.experiments.knn._settings import make_settings
+from softtopk.experiments.knn._tables import collect, to_markdown
+from softtopk.experiments.runs import Run
 
 QUICK = ("--subset", "200", "--epochs", "2", "--threads", "1")
 
@@ -82,11 +88,17 @@ def test_all_methods_end_with_the_papers_table(everything: Path) -> None:
     assert [float(row[1]) for row in cells] == [round(row["accuracy"][0], 2) for row in rows]
 
 
+def tmp_path_of(run: Path) -> Path:
+    return run.parent
+
+
 def test_a_run_says_how_it_was_made(everything: Path) -> None:
     text = (everything / "table.md").read_text()
     command = re.search(r"softtopk (knn train .*)", text)
     assert command
-    assert "--method all --seed 0 --epochs 2 --subset 200" in command[1]
+    for option in ("--method all", "--seed 0", "--epochs 2", "--subset 200"):
+        assert option in text
+    assert str(tmp_path_of(everything)) not in text
     assert torch.__version__ in text
     config = json.loads((everything / "soft-topk" / "seed-0" / "config.json").read_text())
     assert (config["method"], config["seed"], config["epochs"]) == ("soft-topk", 0, 2)
@@ -227,6 +239,105 @@ def test_plot_draws_features_and_curves(everything: Path, tmp_path: Path) -> Non
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize("data", ["digits", "mnist", "fashion-mnist", "cifar10"])
+@pytest.mark.parametrize("preset", ["paper", "tuned"])
+@pytest.mark.parametrize("given", [{}, {"eps": 0.02}, {"normalize": "row"}])
+def test_the_temperature_on_record_is_the_one_that_is_used(
+    data: str, preset: str, given: dict[str, Any]
+) -> None:
+    settings = make_settings(data, preset, given)
+    images, labels = torch.zeros(30, 1, 8, 8), torch.arange(30) % 10
+    samples = Samples(images, labels, images, labels, tuple("0123456789"))
+    for method in METHODS.values():
+        if not method.relaxation:
+            continue
+        recorded = relaxation_options(method, settings)
+        if "eps" in given:
+            assert recorded["eps"] == given["eps"]
+        objective = Model(method, settings, samples, seed=0).objective
+        used = objective._selection.options
+        assert {name: used[name] for name in recorded} == recorded
+    paper = relaxation_options(METHODS["soft-topk"], make_settings("cifar10", "paper", {}))
+    assert paper == {"eps": 1e-5, "normalize": "batch"}
+
+
+def test_a_finished_run_needs_no_data_to_be_tabulated(
+    everything: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("the data were loaded")
+
+    monkeypatch.setattr("softtopk.experiments.images.load", refuse)
+    assert exit_code("train", "--resume", "--out", str(everything)) == 0
+
+
+def copy_run(run: Path, to: Path, **changes: Any) -> Path:
+    """A copy of a single run, with other entries in its config.json."""
+    shutil.copytree(run, to)
+    config = json.loads((to / "config.json").read_text())
+    (to / "config.json").write_text(json.dumps({**config, **changes}))
+    return to
+
+
+def test_a_finished_run_counts_before_an_unfinished_one(everything: Path, tmp_path: Path) -> None:
+    finished = everything / "ce" / "seed-0"
+    other = copy_run(finished, tmp_path / "other")
+    (other / "result.json").unlink()
+    for runs in ([finished, other], [other, finished]):
+        (row,) = collect([Run(path) for path in runs])
+        assert row.accuracies == (100 * result(everything, "ce")["accuracy"],)
+
+
+def test_two_results_of_one_run_are_refused(everything: Path, tmp_path: Path) -> None:
+    other = copy_run(everything / "ce" / "seed-0", tmp_path / "other")
+    found = json.loads((other / "result.json").read_text())
+    (other / "result.json").write_text(json.dumps({**found, "accuracy": 0.123}))
+    with pytest.raises(UsageError, match="differ in their result"):
+        collect([Run(everything / "ce" / "seed-0"), Run(other)])
+
+
+def test_temperatures_tell_runs_apart(everything: Path, tmp_path: Path) -> None:
+    first = everything / "soft-topk" / "seed-0"
+    relaxation = {"eps": 8.0, "normalize": None}
+    other = copy_run(first, tmp_path / "other", relaxation=relaxation, seed=1)
+    rows = collect([Run(first), Run(other)])
+    assert [row.settings["eps"] for row in rows] == [0.5, 8.0]
+    text = to_markdown(rows)
+    assert "--seed 1 --subset 200 --eps 8.0" in text
+    assert "| eps 0.5 |" in text
+
+
+def test_what_a_method_does_not_depend_on_does_not_tell_its_runs_apart(
+    everything: Path, tmp_path: Path
+) -> None:
+    first = everything / "ce" / "seed-0"
+    other = copy_run(first, tmp_path / "other", leave_one_out=True, k=3, seed=1)
+    (row,) = collect([Run(first), Run(other)])
+    assert row.seeds == (0, 1)
+
+
+def test_commands_have_the_seeds_that_were_run(everything: Path, tmp_path: Path) -> None:
+    runs = [everything / name / "seed-0" for name in ("ce", "soft-topk")]
+    runs.append(copy_run(runs[0], tmp_path / "other", seed=1))
+    text = to_markdown(collect([Run(path) for path in runs]))
+    assert "--method ce --seed 0,1 " in text
+    assert "--method soft-topk --seed 0 " in text
+
+
+def test_a_record_of_another_device_can_be_read(everything: Path, tmp_path: Path) -> None:
+    other = copy_run(everything / "ce" / "seed-0", tmp_path / "run", device="cuda")
+    assert exit_code("table", str(other), "--out", str(tmp_path / "v0.1")) == 0
+    assert "--device cuda" in (tmp_path / "v0.1.md").read_text()
+    np.save(tmp_path / "one.npy", load_digits().images[7])
+    assert exit_code("predict", str(other), str(tmp_path / "one.npy")) == 0
+
+
+def test_a_run_to_resume_that_is_not_there_is_said(tmp_path: Path, capsys: Any) -> None:
+    args = ["--method", "knn", "--resume", "--out", str(tmp_path / "typo")]
+    assert exit_code("train", *args) == 0
+    assert "there is no run in" in capsys.readouterr().out
+
+
 def test_a_second_run_in_the_same_folder_is_refused(
     everything: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -254,7 +365,9 @@ def test_resuming_with_other_options_is_refused(
         (["--k", "200"], "--k 200"),
         (["--eps", "-1"], "--eps -1"),
         (["--eps", "nan"], "--eps nan"),
-        (["--epochs", "0"], "epochs must be an int of at least 1"),
+        (["--epochs", "0"], "--epochs must be an int of at least 1"),
+        (["--batch-size", "0"], "--batch-size must be an int of at least 1"),
+        (["--holdout", "100000"], "--holdout 100000"),
         (["--lr", "nan"], "lr must be finite"),
         (["--schedule", "weekly"], "schedule must be one of"),
         (["--objective", "hope"], "--objective 'hope'"),
@@ -280,10 +393,11 @@ def test_a_folder_without_runs_is_named(tmp_path: Path, capsys: pytest.CaptureFi
         assert "no run" in complaint(capsys, *order)
 
 
-def test_a_diverging_method_does_not_take_the_others_with_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["ce", "soft-topk"])
+def test_a_diverging_method_does_not_take_the_others_with_it(tmp_path: Path, method: str) -> None:
     out = tmp_path / "run"
-    args = ["--method", "ce,knn", *QUICK, "--lr", "1e30", "--weight-decay", "0", "--out", str(out)]
-    assert exit_code("train", *args) == 1
+    args = ["--method", f"{method},knn", *QUICK, "--optimizer", "sgd", "--lr", "1e30"]
+    assert exit_code("train", *args, "--weight-decay", "0", "--out", str(out)) == 1
     assert (out / "knn" / "seed-0" / "result.json").exists()
     assert "not finished" in (out / "table.md").read_text()
 

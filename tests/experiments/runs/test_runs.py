@@ -180,6 +180,51 @@ def test_a_file_in_place_of_the_folder(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("")
     with pytest.raises(UsageError, match="--out"):
         prepare(tmp_path / "out", {}, resume=False)
+    with pytest.raises(UsageError, match="--out"), locked(tmp_path / "out"):
+        pass
+
+
+@pytest.mark.parametrize("written", [0, 1])
+def test_a_run_can_be_killed_while_it_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: int
+) -> None:
+    calls = []
+
+    def write(path: Path, data: Any) -> None:
+        if len(calls) == written:
+            crash()
+        calls.append(path)
+        write_json(path, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("softtopk.experiments.runs._directory.write_json", write)
+        with pytest.raises(CrashError):
+            prepare(tmp_path / "run", {"lr": 1.0}, resume=False)
+    assert prepare(tmp_path / "run", {"lr": 1.0}, resume=True).config["lr"] == 1.0
+
+
+def test_a_record_older_than_an_entry_can_be_resumed(tmp_path: Path) -> None:
+    prepare(tmp_path / "run", {"lr": 1.0}, resume=False)
+    new = {"lr": 1.0, "flip": False}
+    prepare(tmp_path / "run", new, resume=True, absent={"flip": False})
+    assert Run(tmp_path / "run").config["lr"] == 1.0
+    with pytest.raises(UsageError, match="flip was False, not True"):
+        prepare(tmp_path / "run", {**new, "flip": True}, resume=True, absent={"flip": False})
+
+
+def test_metrics_are_json_without_nan(tmp_path: Path) -> None:
+    run = prepare(tmp_path / "run", {}, resume=False)
+    run.log({"epoch": 1, "loss": 0.5, "accuracy": float("nan")})
+    assert run.metrics == [{"epoch": 1, "loss": 0.5}]
+
+
+def test_a_run_that_starts_again_has_no_past(tmp_path: Path) -> None:
+    run = prepare(tmp_path / "run", {}, resume=False)
+    run.log({"epoch": 1})
+    run.save({"step": 1})
+    run.restart()
+    assert run.metrics == []
+    assert run.load() is None
 
 
 def test_tuples_in_a_config_are_equal_to_the_lists_they_become(tmp_path: Path) -> None:
@@ -231,6 +276,9 @@ def test_runs_are_found_below(tmp_path: Path) -> None:
     prepare(tmp_path / "alone", {}, resume=False)
     found = find_runs([tmp_path / "all", tmp_path / "alone"])
     assert [run.path.name for run in found] == ["a", "b", "alone"]
+    (tmp_path / "all" / "model").mkdir()
+    (tmp_path / "all" / "model" / "config.json").write_text('{"model_type": "bert"}')
+    assert len(find_runs([tmp_path / "all"])) == 2
     (tmp_path / "empty").mkdir()
     for name in ("empty", "absent"):
         with pytest.raises(UsageError, match=name):
@@ -242,8 +290,10 @@ def test_a_config_of_something_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="not that of a run"):
         prepare(tmp_path, {}, resume=True)
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(UsageError, match="JSON"):
+    with pytest.raises(UsageError, match="not that of a run"):
         prepare(tmp_path, {}, resume=True)
+    with pytest.raises(UsageError, match="JSON"):
+        read_json(tmp_path / "config.json")
 
 
 def test_two_processes_do_not_share_a_run(tmp_path: Path) -> None:

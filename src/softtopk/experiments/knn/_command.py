@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
+import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -38,6 +40,8 @@ COMMAND = "knn train"
 INTERRUPTED = 130  # as a shell reports it
 WHERE = "data_dir"
 WHAT = ("methods", "seeds")
+FREE = (WHERE, "device")  # may change when a run is resumed
+ABSENT = settings_in({})
 
 
 @dataclass(frozen=True)
@@ -107,21 +111,32 @@ def train(out: Path, plan: Plan, *, resume: bool) -> int:
     """Run all methods with all seeds, print and write the table, and return the exit code."""
     _require("rich", "sklearn", "safetensors")
     report = Report()
-    samples = lru_cache(maxsize=1)(
-        lambda seed: Samples.of(_load(plan.settings, plan.data_dir, seed))
-    )
-    # Before anything is written: the data may be missing, or too few.
-    _check_size(plan.settings, len(samples(plan.seeds[0]).train))
+    _check_device(plan.settings.device)
+    todo = [
+        (method, seed)
+        for seed in plan.seeds
+        for method in _by_dependency(plan.methods)
+        if Run(_folder(out, method, seed)).result is None
+    ]
+
+    @lru_cache(maxsize=1)
+    def samples(seed: int) -> Samples:
+        return Samples.of(_load(plan.settings, plan.data_dir, seed))
+
+    if todo:  # before anything is written: the data may be missing, or too few
+        _check_size(plan.settings, len(samples(todo[0][1]).train))
+    if resume and not (out / "config.json").exists():
+        report.say(f"there is no run in {out} yet: starting one")
     torch.set_num_threads(plan.settings.threads)
     code = 0
     with locked(out), Interrupt() as interrupt:
-        prepare(out, plan.to_config(), resume=resume, free=(*WHAT, WHERE))
+        prepare(out, plan.to_config(), resume=resume, free=(*WHAT, *FREE), absent=ABSENT)
         try:
-            for seed in plan.seeds:
-                for method in _by_dependency(plan.methods):
-                    code |= _run_one(out, plan, method, seed, samples(seed), report, interrupt)
-        except Interrupted:
-            report.say(f"stopped; go on with: softtopk knn train --out {out} --resume")
+            for method, seed in todo:
+                code |= _run_one(out, plan, method, seed, samples(seed), report, interrupt)
+        except (Interrupted, KeyboardInterrupt):
+            again = shlex.join(["softtopk", "knn", "train", "--out", str(out), "--resume"])
+            report.say(f"stopped; go on with: {again}")
             return INTERRUPTED
         rows = collect(_units(out))
         for table in tables(rows):
@@ -140,9 +155,13 @@ def table(paths: Sequence[Path], out: Path | None) -> int:
     for one in tables(rows):
         report.console.print(one.to_rich())
     if out is not None:
-        write_atomic(out.with_suffix(".md"), to_markdown(rows))
-        write_json(out.with_suffix(".json"), [row.to_json() for row in rows])
-        report.say(f"written: {out.with_suffix('.md')}, {out.with_suffix('.json')}")
+        if out.is_dir():
+            raise UsageError(f"--out {out}: this is a folder; give the name of a file in it")
+        stem = out.with_suffix("") if out.suffix in (".md", ".json") else out
+        markdown, data = (stem.with_name(f"{stem.name}.{kind}") for kind in ("md", "json"))
+        write_atomic(markdown, to_markdown(rows))
+        write_json(data, [row.to_json() for row in rows])
+        report.say(f"written: {markdown}, {data}")
     return 0
 
 
@@ -155,7 +174,7 @@ def plot(
     out: Path | None,
 ) -> int:
     """Draw the feature spaces of a run's methods and their training curves."""
-    _require("rich", "sklearn", "matplotlib")
+    _require("rich", "sklearn", "safetensors", "matplotlib")
     if projection not in PROJECTIONS:
         raise UsageError(f"--projection {projection!r}: give one of {', '.join(PROJECTIONS)}")
     report = Report()
@@ -189,7 +208,9 @@ def predict(
     """Classify the images of a file: lines of number, class and probability, as CSV."""
     _require("sklearn", "safetensors")
     runs = _first_seeds(_units(path))
-    name = method or ("soft-topk" if "soft-topk" in runs or len(runs) > 1 else next(iter(runs)))
+    name = method or ("soft-topk" if "soft-topk" in runs else next(iter(runs)))
+    if method is None and name != "soft-topk" and len(runs) > 1:
+        raise UsageError(f"--method: give one of those that {path} has: {', '.join(runs)}")
     if name not in runs:
         raise UsageError(f"--method {name}: {path} has {', '.join(runs)} only")
     model, data = _trained(runs[name], data_dir)
@@ -216,7 +237,6 @@ def _run_one(
     interrupt: Interrupt,
 ) -> int:
     interrupt.check()
-    folder = out / method.name / f"seed-{seed}"
     config = {
         "command": COMMAND,
         "method": method.name,
@@ -226,21 +246,31 @@ def _run_one(
         WHERE: plan.data_dir,
         **asdict(plan.settings),
     }
-    run = prepare(folder, config, resume=True, free=(WHERE,))
-    result = run.result
-    if result is None:
-        relatives = [Run(out / name / f"seed-{seed}") for name in METHODS]
-        relatives = [other for other in relatives if (other.path / "config.json").exists()]
-        try:
-            with report.warnings():
-                result = execute(
-                    method, plan.settings, seed, samples, run, report, interrupt, relatives
-                )
-        except DivergedError as error:
-            report.say(f"{method.label}, seed {seed}: {error}")
-            return 1
+    folder = _folder(out, method, seed)
+    run = prepare(folder, config, resume=True, free=FREE, absent=ABSENT)
+    relatives = [Run(_folder(out, other, seed)) for other in METHODS.values()]
+    relatives = [other for other in relatives if (other.path / "config.json").exists()]
+    try:
+        with report.warnings():
+            result = execute(
+                method, plan.settings, seed, samples, run, report, interrupt, relatives
+            )
+    except DivergedError as error:
+        report.say(f"{method.label}, seed {seed}: {error}")
+        return 1
     report.say(f"{method.label}, seed {seed}: accuracy {100 * result['accuracy']:.2f} %")
     return 0
+
+
+def _folder(out: Path, method: Method, seed: int) -> Path:
+    return out / method.name / f"seed-{seed}"
+
+
+def _check_device(device: str) -> None:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # how torch reports one that is not there
+        raise UsageError(f"--device {device}: {str(error).splitlines()[0]}") from error
 
 
 def _check_size(settings: Settings, n: int) -> None:
@@ -253,12 +283,15 @@ def _check_size(settings: Settings, n: int) -> None:
 
 
 def _curve(metrics: Sequence[Mapping[str, Any]]) -> Curve:
-    epochs, loss, accuracy = ([m[name] for m in metrics] for name in ("epoch", "loss", "accuracy"))
-    return Curve(epochs, loss, accuracy)
+    return Curve(
+        [record["epoch"] for record in metrics],
+        [record["loss"] for record in metrics],
+        [record.get("accuracy", math.nan) for record in metrics],  # an autoencoder has none
+    )
 
 
 def _by_dependency(methods: Sequence[Method]) -> list[Method]:
-    """CE+CNN before kNN+pretrained CNN, which takes its features; ours last, as in the table."""
+    """In the order of the table, but kNN+pretrained CNN after CE+CNN, whose features it takes."""
     return sorted(methods, key=lambda method: method.name == "pretrained")
 
 
@@ -269,12 +302,19 @@ def _union(chosen: Sequence[Method], names: Sequence[str]) -> tuple[Method, ...]
 def _load(settings: Settings, data_dir: str | Path | None, seed: int) -> images.ImageData:
     folder = Path(data_dir) if data_dir else None
     data = images.load(settings.data, folder, subset=settings.subset, seed=seed)
-    return data if settings.holdout is None else data.holdout(settings.holdout, seed)
+    if settings.holdout is None:
+        return data
+    try:
+        return data.holdout(settings.holdout, seed)
+    except UsageError as error:
+        raise UsageError(f"--holdout {settings.holdout}: {error}") from error
 
 
 def _trained(run: Run, data_dir: Path | None) -> tuple[Model, images.ImageData]:
     """The model of a finished run, with its data."""
-    settings, seed = Settings(**settings_in(run.config)), run.config["seed"]
+    # On the CPU, also if it was trained on a device that this machine may not have.
+    settings = Settings(**{**settings_in(run.config), "device": "cpu"})
+    seed = run.config["seed"]
     data = _load(settings, data_dir or run.config[WHERE], seed)
     model = Model(METHODS[run.config["method"]], settings, Samples.of(data), seed)
     if model.objective is not None:
@@ -295,7 +335,14 @@ def _units(*paths: Path) -> list[Run]:
 def _first_seeds(runs: Sequence[Run]) -> dict[str, Run]:
     """The finished run of the smallest seed, by method, in the order of the table."""
     done = sorted((r for r in runs if r.result), key=lambda run: -run.config["seed"])
-    first = {run.config["method"]: run for run in done}
+    first: dict[str, Run] = {}
+    for run in done:
+        other = first.get(run.config["method"])
+        if other and other.config["seed"] == run.config["seed"]:
+            raise UsageError(
+                f"{other.path} and {run.path} are of the same method: give one of them"
+            )
+        first[run.config["method"]] = run
     if not first:
         raise UsageError("no method of this run is finished: go on with --resume")
     return {name: first[name] for name in METHODS if name in first}

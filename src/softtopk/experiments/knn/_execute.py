@@ -101,6 +101,7 @@ def execute(
     if model.objective is not None:
         relative = _same_training(method, run, relatives)
         if relative is not None:
+            run.restart()  # it may have begun to train by itself
             model.objective.load_state_dict(relative.load_weights())
             seconds = (relative.result or {})["training_seconds"]
         else:
@@ -160,13 +161,15 @@ def _objective(method: Method, settings: Settings, samples: Samples, seed: int) 
             return Classification(network, n_features, len(samples.classes))
         if method.features == "autoencoder":
             return Reconstruction(network, n_features, samples.train[0].numel())
+        options = relaxation_options(method, settings)
         return knn.KNNObjective(
             network,
             settings.k,
             relaxation=method.relaxation,
             metric=settings.metric,
             objective=settings.objective,
-            options=relaxation_options(method, settings),
+            eps=options.pop("eps"),
+            options=options,
             leave_one_out=settings.leave_one_out,
         )
 
@@ -190,4 +193,7 @@ def _apply(module: nn.Module, inputs: Tensor, device: str, batch: int = 1000) ->
     module.eval()
     layout = torch.channels_last if inputs.ndim == 4 else torch.contiguous_format
     parts = [module(part.to(device, memory_format=layout)).cpu() for part in inputs.split(batch)]
-    return torch.cat(parts)
+    out = torch.cat(parts)
+    if not out.isfinite().all():
+        raise knn.DivergedError("the network's output is not finite: try a smaller learning rate")
+    return out

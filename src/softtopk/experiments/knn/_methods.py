@@ -65,7 +65,7 @@ TABLE = (
 OTHERS = (
     Method(
         "soft-topk-sinkhorn",
-        "kNN+SOFT top-k, 200 Sinkhorn iterations",
+        "kNN+SOFT top-k by Sinkhorn, 200 iterations",
         "knn",
         relaxation="soft-topk",
         options={"solver": "sinkhorn"},

@@ -10,8 +10,8 @@ from typing import Any
 
 from ..errors import UsageError
 from ..runs import Run, Table, provenance
-from ._methods import METHODS, Method
-from ._settings import Settings, changes_of, setting_names, settings_in
+from ._methods import METHODS, TABLE, Method
+from ._settings import changes_of, relevant_settings, setting_names, settings_in
 
 TITLES = {
     "digits": "Digits",
@@ -21,19 +21,25 @@ TITLES = {
 }
 
 
+# Table 1 of the paper is about these numbers of training and test images.
+CANONICAL = {"mnist": (60_000, 10_000), "cifar10": (50_000, 10_000)}
+
+
 @dataclass(frozen=True)
 class Row:
     """One method with one choice of settings, over its seeds."""
 
     method: Method
     settings: dict[str, Any]
+    """Those that the method depends on."""
     seeds: tuple[int, ...]
     accuracies: tuple[float, ...]
     """In per cent, one for each seed that is finished."""
     training_seconds: tuple[float, ...]
-    training_images: int
-    test_images: int
-    environment: dict[str, Any]
+    images: tuple[int, int] | None
+    """For training and for the test."""
+    sources: tuple[str, ...]
+    """Date, hardware and versions of the runs."""
 
     @property
     def data(self) -> str:
@@ -42,7 +48,7 @@ class Row:
     @property
     def paper(self) -> float | None:
         """The paper's figure, which is for all images."""
-        whole = self.settings["subset"] is None and self.settings["holdout"] is None
+        whole = self.images == CANONICAL.get(self.data) and self.settings["holdout"] is None
         return self.method.paper.get(self.data) if whole else None
 
     def to_json(self) -> dict[str, Any]:
@@ -56,41 +62,54 @@ class Row:
             "accuracy_std": statistics.stdev(self.accuracies) if len(self.accuracies) > 1 else None,
             "paper": self.paper,
             "training_seconds": self.training_seconds,
-            "training_images": self.training_images,
-            "test_images": self.test_images,
+            "images": self.images,
             "settings": self.settings,
-            "environment": self.environment,
+            "sources": self.sources,
         }
 
 
 def collect(runs: Iterable[Run]) -> list[Row]:
     """Rows in the order of the table; runs that differ in the seed only share one."""
-    groups: dict[tuple[Any, ...], list[Run]] = {}
+    groups: dict[tuple[Any, ...], dict[int, Run]] = {}
     for run in runs:
         if run.config.get("method") not in METHODS:
             raise UsageError(f"{run.path} is not a run of softtopk knn train")
-        settings = settings_in(run.config)
-        groups.setdefault((run.config["method"], *settings.items()), []).append(run)
-    rows = []
-    for (name, *items), group in groups.items():
-        # The same run may be given twice, as its folder and as the folder above.
-        distinct = {run.config["seed"]: run for run in group}
-        done = [(seed, run.result) for seed, run in sorted(distinct.items()) if run.result]
-        results = [result for _, result in done if result]
-        rows.append(
-            Row(
-                method=METHODS[name],
-                settings=dict(items),
-                seeds=tuple(seed for seed, _ in done),
-                accuracies=tuple(100 * result["accuracy"] for result in results),
-                training_seconds=tuple(result["training_seconds"] for result in results),
-                training_images=results[0]["training_images"] if results else 0,
-                test_images=results[0]["test_images"] if results else 0,
-                environment=group[0].environment,
-            )
-        )
+        settings = _settings_of(run)
+        group = groups.setdefault((run.config["method"], *settings.items()), {})
+        other = group.setdefault(run.config["seed"], run)
+        if other.result is None:  # of an unfinished and a finished one, the latter
+            group[run.config["seed"]] = run
+        elif run.result and run.result["accuracy"] != other.result["accuracy"]:
+            raise UsageError(f"{run.path} and {other.path} differ in their result only: give one")
     order = list(METHODS)
+    rows = [_row(METHODS[name], dict(items), group) for (name, *items), group in groups.items()]
     return sorted(rows, key=lambda row: (row.data, order.index(row.method.name)))
+
+
+def _row(method: Method, settings: dict[str, Any], runs: dict[int, Run]) -> Row:
+    done = [(seed, run, run.result) for seed, run in sorted(runs.items()) if run.result]
+    results = [result for _, _, result in done if result]
+    sizes = [(result["training_images"], result["test_images"]) for result in results]
+    sources = (
+        f"{provenance(run.environment)}, threads: {run.config['threads']}" for _, run, _ in done
+    )
+    return Row(
+        method=method,
+        settings=settings,
+        seeds=tuple(seed for seed, _, _ in done),
+        accuracies=tuple(100 * result["accuracy"] for result in results),
+        training_seconds=tuple(result["training_seconds"] for result in results),
+        images=sizes[0] if sizes else None,
+        sources=tuple(dict.fromkeys(sources)),
+    )
+
+
+def _settings_of(run: Run) -> dict[str, Any]:
+    """The settings that the run's method depends on, with the temperature that it had."""
+    settings = settings_in(run.config)
+    if run.config.get("relaxation"):
+        settings["eps"] = run.config["relaxation"]["eps"]
+    return {name: settings[name] for name in relevant_settings(METHODS[run.config["method"]])}
 
 
 def tables(rows: Sequence[Row]) -> list[Table]:
@@ -102,7 +121,7 @@ def tables(rows: Sequence[Row]) -> list[Table]:
         header = ["Method", "Accuracy", "Paper", "Training time"]
         if varying:
             header.insert(1, "Settings")
-        sizes = {(row.training_images, row.test_images) for row in of_data if row.accuracies}
+        sizes = dict.fromkeys(row.images for row in of_data if row.images)
         size = ", ".join(f"{train:,} training and {test:,} test images" for train, test in sizes)
         out.append(
             Table(
@@ -121,18 +140,14 @@ def to_markdown(rows: Sequence[Row]) -> str:
         tables(rows), groupby(rows, key=lambda row: row.data), strict=True
     ):
         of_data = list(group)
-        commands = dict.fromkeys(_command(of_data, settings) for settings in _distinct(of_data))
-        sources = dict.fromkeys(
-            f"{provenance(row.environment)}, threads: {row.settings['threads']}" for row in of_data
-        )
         parts += [
             f"## {table.title}",
             table.to_markdown(),
             "Test accuracy in per cent: mean ± standard deviation over the seeds (their number in "
             "brackets). The training time is that of one seed, by the clock; *Paper* is Table 1 of "
             "Xie et al. (2020).",
-            "\n".join(["```", *commands, "```"]),
-            "\n".join(f"- {source}" for source in sources),
+            "\n".join(["```", *_commands(of_data), "```"]),
+            "\n".join(dict.fromkeys(f"- {source}" for row in of_data for source in row.sources)),
         ]
     return "\n\n".join(parts) + "\n"
 
@@ -140,7 +155,8 @@ def to_markdown(rows: Sequence[Row]) -> str:
 def _cells(row: Row, varying: Sequence[str]) -> list[str]:
     cells = [row.method.label]
     if varying:
-        cells.append(", ".join(f"{name} {row.settings[name]}" for name in varying))
+        shown = [name for name in varying if name in row.settings]
+        cells.append(", ".join(f"{name} {row.settings[name]}" for name in shown))
     if not row.accuracies:
         return [*cells, "not finished", _paper(row), ""]
     accuracy = f"{statistics.fmean(row.accuracies):.2f}"
@@ -169,36 +185,36 @@ def duration(seconds: float) -> str:
     )
 
 
-def _distinct(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    distinct: list[dict[str, Any]] = []
-    for row in rows:
-        if row.settings not in distinct:
-            distinct.append(row.settings)
-    return distinct
-
-
 def _varying(rows: Sequence[Row]) -> list[str]:
-    """The settings that tell rows apart, where several rows are of one method."""
-    names = [row.method.name for row in rows]
-    if len(set(names)) == len(names):
-        return []
-    return [name for name in setting_names() if len({str(row.settings[name]) for row in rows}) > 1]
+    """The settings in which rows differ, other than the temperatures that are each method's own."""
+    varying = []
+    for name in setting_names():
+        values = {str(row.settings[name]) for row in rows if name in row.settings}
+        own = name == "eps" and len({row.method.name for row in rows}) == len(rows)
+        if len(values) > 1 and not own:
+            varying.append(name)
+    return varying
 
 
-def _command(rows: Sequence[Row], settings: dict[str, Any]) -> str:
-    """The command that makes these rows again."""
-    same = [row for row in rows if row.settings == settings]
-    names = [row.method.name for row in same]
-    methods = "all" if names == [m.name for m in METHODS.values() if m.paper] else ",".join(names)
-    seeds = sorted({seed for row in same for seed in row.seeds})
-    parts = [f"softtopk knn train --data {settings['data']}"]
-    if settings["data"] != "digits":
-        parts.append("--data-dir DIR")
-    parts.append(
-        f"--preset {settings['preset']} --method {methods} --seed {','.join(map(str, seeds)) or 0}"
-    )
-    parts += [_option(name, value) for name, value in changes_of(Settings(**settings)).items()]
-    return " ".join([*parts, "--out RUN"])
+def _commands(rows: Sequence[Row]) -> list[str]:
+    """The commands that make these rows again; methods that share all else share one."""
+    methods: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        changes = changes_of(row.method, row.settings)
+        options = [_option(name, value) for name, value in changes.items()]
+        seeds = ",".join(map(str, row.seeds)) or "0"
+        key = (f"--preset {row.settings['preset']}", " ".join([f"--seed {seeds}", *options]))
+        methods.setdefault(key, []).append(row.method.name)
+    data = rows[0].data
+    start = f"softtopk knn train --data {data}" + (" --data-dir DIR" if data != "digits" else "")
+    return [
+        f"{start} {preset} --method {_names(names)} {options} --out RUN"
+        for (preset, options), names in methods.items()
+    ]
+
+
+def _names(names: Sequence[str]) -> str:
+    return "all" if list(names) == [method.name for method in TABLE] else ",".join(names)
 
 
 def _option(name: str, value: Any) -> str:

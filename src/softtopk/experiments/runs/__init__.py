@@ -9,8 +9,9 @@ A run is a folder:
     model.safetensors  the trained weights, when it is
     result.json        the outcome; its presence is what makes a run finished
 
-Every file is written whole or not at all, so a run can be killed at any time. Runs that belong
-together lie in the folders of one folder, which has a config.json of its own.
+Every file is written whole or not at all, except the metrics, which grow by a line and are cut back
+to the checkpoint on the next start. So a run can be killed at any time. Runs that belong together
+lie in the folders of one folder, which has a config.json of its own.
 """
 
 from ._directory import Run, find_runs, locked, prepare

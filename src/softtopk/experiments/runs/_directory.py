@@ -51,9 +51,10 @@ class Run:
             raise UsageError(f"{path} is damaged: {error}") from error
 
     def log(self, record: Mapping[str, Any]) -> None:
-        """Append to the metrics."""
+        """Append to the metrics; what is not a number is left out."""
+        numbers = {name: value for name, value in record.items() if value == value}
         with self._metrics.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+            file.write(json.dumps(numbers, allow_nan=False) + "\n")
 
     def save(self, state: Mapping[str, Any]) -> None:
         """Keep ``state``, of tensors and plain values, to go on from."""
@@ -78,6 +79,11 @@ class Run:
             # What was logged after the checkpoint will be logged again.
             os.truncate(self._metrics, min(logged, self._metrics.stat().st_size))
         return state
+
+    def restart(self) -> None:
+        """Forget how far it was."""
+        self._checkpoint.unlink(missing_ok=True)
+        self._metrics.unlink(missing_ok=True)
 
     def save_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Keep the trained weights."""
@@ -116,21 +122,22 @@ class Run:
 
 
 def prepare(
-    path: Path, config: Mapping[str, Any], *, resume: bool, free: Collection[str] = ()
+    path: Path,
+    config: Mapping[str, Any],
+    *,
+    resume: bool,
+    free: Collection[str] = (),
+    absent: Mapping[str, Any] | None = None,
 ) -> Run:
     """Make the folder of a run, or with ``resume`` take up the one that is there.
 
     A folder is taken up only for the same ``config``, and never written over. Entries named in
-    ``free`` may change; the folder then gets the new ones.
+    ``free`` may change; the folder then gets the new ones. ``absent`` has the values of entries
+    that an older record may not have.
     """
     config = json.loads(json.dumps({"format": FORMAT, **config}, allow_nan=False))
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"--out {path}: cannot make this folder: {error}") from error
+    make_folder(path)
     if not (path / "config.json").exists():
-        if any(not entry.name.startswith(".") for entry in path.iterdir()):
-            raise UsageError(f"--out {path}: this folder has other files in it; give a new one")
         write_json(path / "environment.json", surroundings())
         write_json(path / "config.json", config)  # last: it is what makes the folder a run
         return Run(path)
@@ -138,7 +145,7 @@ def prepare(
         raise UsageError(
             f"--out {path}: there is a run already; continue it with --resume, or give a new folder"
         )
-    before = _read_config(path)
+    before = {**(absent or {}), **_read_config(path)}
     differing = {name for name in {**before, **config} if before.get(name) != config.get(name)}
     if differing - set(free):
         changes = ", ".join(
@@ -154,13 +161,25 @@ def prepare(
     return Run(path)
 
 
+def make_folder(path: Path) -> None:
+    """Make the folder, unless there is one; refuse one that holds anything but a run."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        names = {entry.name for entry in path.iterdir() if not entry.name.startswith(".")}
+    except OSError as error:
+        raise UsageError(f"--out {path}: cannot use this folder: {error}") from error
+    # A run that was killed before it had its config.json has no more than an environment.json.
+    if "config.json" not in names and names - {"environment.json"}:
+        raise UsageError(f"--out {path}: this folder has other files in it; give a new one")
+
+
 def find_runs(paths: Iterable[Path]) -> list[Run]:
     """The runs in these folders and below: those folders that hold a config.json and no others."""
     found = []
     for path in paths:
         if not path.is_dir():
             raise UsageError(f"{path}: there is no such folder")
-        configs = sorted(path.rglob("config.json"))
+        configs = [config for config in sorted(path.rglob("config.json")) if _is_config(config)]
         leaves = [
             Run(config.parent)
             for config in configs
@@ -180,7 +199,7 @@ def locked(path: Path) -> Iterator[None]:
     except ModuleNotFoundError:  # Windows: two runs in one folder are not noticed there
         yield
         return
-    path.mkdir(parents=True, exist_ok=True)
+    make_folder(path)
     with (path / ".lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -189,8 +208,16 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
+def _is_config(path: Path) -> bool:
+    """Whether a file is the config.json of a run; other programs have such files too."""
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and config.get("format") == FORMAT
+
+
 def _read_config(path: Path) -> dict[str, Any]:
-    config = read_json(path / "config.json")
-    if not isinstance(config, dict) or config.get("format") != FORMAT:
+    if not _is_config(path / "config.json"):
         raise UsageError(f"{path / 'config.json'} is not that of a run of this version")
-    return config
+    return read_json(path / "config.json")

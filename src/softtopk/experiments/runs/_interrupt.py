@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from types import FrameType
@@ -43,3 +44,5 @@ class Interrupt:
         if self.requested:
             raise KeyboardInterrupt
         self.requested = True
+        # Not print, which may be what was interrupted and cannot be entered twice.
+        os.write(2, b"\nstopping after this step; once more stops at once\n")
