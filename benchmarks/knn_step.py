@@ -4,9 +4,10 @@
 
 Random images of MNIST's size and the paper's network, with two recipes: the paper's (100 queries,
 100 templates, k = 9, eps = 1e-3 of the normalised cost, the linear loss) by both solvers, and the
-tuned one (200 samples that are each other's templates, eps = 0.5, the logarithm of the vote). Prints
-a Markdown table: the median time of whole steps, that of forward and backward of the operator alone
-at the scores of such a step, and the ratio. Half a minute; --threads changes their number.
+tuned one (200 samples that are each other's templates, eps = 0.5, the logarithm of the vote).
+Prints a Markdown table: the median time of whole steps, that of forward and backward of the
+operator alone at the scores of such a step, and the ratio. Half a minute; --threads changes their
+number.
 """
 
 from __future__ import annotations

@@ -174,10 +174,17 @@ def relevant_settings(method: Method) -> tuple[str, ...]:
     return tuple(name for name in setting_names() if name not in irrelevant)
 
 
-def changes_of(method: Method, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What has to be given beside the data and the preset, of a method's relevant settings."""
-    base = make_settings(settings["data"], settings.get("preset"), {})
-    expected = asdict(base)
+def given_settings(method: Method, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a row of the table, with a temperature only if it had to be given."""
+    out = dict(settings)
     if method.relaxation:
-        expected["eps"] = temperature(base, method.relaxation)
-    return {name: value for name, value in settings.items() if value != expected[name]}
+        plain = Settings(**{**settings_in(settings), "eps": None})
+        if temperature(plain, method.relaxation) == settings["eps"]:
+            out["eps"] = None
+    return out
+
+
+def changes_of(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Which of the settings have to be given beside the data and the preset."""
+    base = asdict(make_settings(settings["data"], settings["preset"], {}))
+    return {name: value for name, value in settings.items() if value != base[name]}

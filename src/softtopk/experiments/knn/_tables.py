@@ -11,7 +11,13 @@ from typing import Any
 from ..errors import UsageError
 from ..runs import Run, Table, provenance
 from ._methods import METHODS, TABLE, Method
-from ._settings import changes_of, relevant_settings, setting_names, settings_in
+from ._settings import (
+    changes_of,
+    given_settings,
+    relevant_settings,
+    setting_names,
+    settings_in,
+)
 
 TITLES = {
     "digits": "Digits",
@@ -197,20 +203,29 @@ def _varying(rows: Sequence[Row]) -> list[str]:
 
 
 def _commands(rows: Sequence[Row]) -> list[str]:
-    """The commands that make these rows again; methods that share all else share one."""
-    methods: dict[tuple[str, str], list[str]] = {}
+    """The commands that make these rows again; rows that do not contradict each other share one."""
+    shared: list[tuple[list[str], tuple[int, ...], dict[str, Any]]] = []
     for row in rows:
-        changes = changes_of(row.method, row.settings)
-        options = [_option(name, value) for name, value in changes.items()]
-        seeds = ",".join(map(str, row.seeds)) or "0"
-        key = (f"--preset {row.settings['preset']}", " ".join([f"--seed {seeds}", *options]))
-        methods.setdefault(key, []).append(row.method.name)
-    data = rows[0].data
-    start = f"softtopk knn train --data {data}" + (" --data-dir DIR" if data != "digits" else "")
-    return [
-        f"{start} {preset} --method {_names(names)} {options} --out RUN"
-        for (preset, options), names in methods.items()
-    ]
+        settings = given_settings(row.method, row.settings)
+        for names, seeds, known in shared:
+            agrees = all(known.get(name, value) == value for name, value in settings.items())
+            if agrees and seeds == row.seeds:
+                names.append(row.method.name)
+                known.update(settings)
+                break
+        else:
+            shared.append(([row.method.name], row.seeds, settings))
+    return [_command(*group) for group in shared]
+
+
+def _command(names: Sequence[str], seeds: Sequence[int], settings: dict[str, Any]) -> str:
+    parts = [f"softtopk knn train --data {settings['data']}"]
+    if settings["data"] != "digits":
+        parts.append("--data-dir DIR")
+    parts.append(f"--preset {settings['preset']} --method {_names(names)}")
+    parts.append(f"--seed {','.join(map(str, seeds)) or 0}")
+    parts += [_option(name, value) for name, value in changes_of(settings).items()]
+    return " ".join([*parts, "--out RUN"])
 
 
 def _names(names: Sequence[str]) -> str:
