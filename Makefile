@@ -26,7 +26,7 @@ help:  ## Print this list.
 	@echo "PYTHON=... chooses the interpreter (3.10 or newer; the pinned versions are for 3.11)."
 
 demo: $(NATIVE)  ## Compare kNN classifiers on digits, and draw their features (OUT=runs/demo).
-	@$(BIN)/softtopk knn train --data digits --method all --out "$(OUT)" --resume
+	@$(BIN)/softtopk knn train --data digits --method all --threads 1 --out "$(OUT)" --resume
 	@$(BIN)/softtopk knn plot "$(OUT)"
 
 test: $(NATIVE)  ## Run the tests and the doctests, except the slow ones.

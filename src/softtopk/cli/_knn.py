@@ -71,13 +71,13 @@ def train(
             help="Let the queries and templates of a step be each other's templates.",
         ),
     ] = None,
-    epochs: int | None = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes through all training images.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Queries in a step.")] = None,
     template_size: Annotated[int | None, typer.Option(help="Templates in a step.")] = None,
     optimizer: Annotated[str | None, typer.Option(help="sgd or adamw.")] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
     momentum: Annotated[float | None, typer.Option(help="Of sgd.")] = None,
-    weight_decay: float | None = None,
+    weight_decay: Annotated[float | None, typer.Option(help="Of either optimizer.")] = None,
     schedule: Annotated[
         str | None, typer.Option(help="Of the learning rate: constant, cosine or linear.")
     ] = None,
