@@ -104,8 +104,8 @@ def train(
 ) -> None:
     """Train methods of the table, classify the test images, and print the table.
 
-    The folder gets a run for each method and seed, table.md and table.json. Ctrl-C stops it after
-    the step at hand; --resume goes on, also after a crash, to the same result.
+    The folder gets a run for each method and seed, table.md and table.json.
+    Ctrl-C stops it after the step at hand; --resume goes on to the same result.
     """
     from softtopk.experiments import knn
 

@@ -400,6 +400,52 @@ def test_a_diverging_method_does_not_take_the_others_with_it(tmp_path: Path, met
     assert "not finished" in (out / "table.md").read_text()
 
 
+def write_cifar10(folder: Path, n: int) -> None:
+    """The six files of the binary version, with n random images each."""
+    folder.mkdir()
+    generator = np.random.default_rng(0)
+    for name in [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]:
+        records = generator.integers(0, 256, (n, 3073), dtype=np.uint8)
+        records[:, 0] = np.arange(n) % 10
+        (folder / name).write_bytes(records.tobytes())
+
+
+def write_mnist(folder: Path, n: int) -> None:
+    """The four files, with n random images each."""
+    folder.mkdir()
+    generator = np.random.default_rng(0)
+    for part in ("train", "t10k"):
+        images = generator.integers(0, 256, (n, 28, 28), dtype=np.uint8)
+        header = struct.pack(">HBBIII", 0, 8, 3, n, 28, 28)
+        (folder / f"{part}-images-idx3-ubyte").write_bytes(header + images.tobytes())
+        labels = (np.arange(n) % 10).astype(np.uint8)
+        packed = gzip.compress(struct.pack(">HBBI", 0, 8, 1, n) + labels.tobytes())
+        (folder / f"{part}-labels-idx1-ubyte.gz").write_bytes(packed)
+
+
+@pytest.mark.parametrize("data", ["mnist", "fashion-mnist", "cifar10"])
+def test_data_from_files(tmp_path: Path, data: str) -> None:
+    write = write_cifar10 if data == "cifar10" else write_mnist
+    write(tmp_path / data, 10)
+    out = tmp_path / "run"
+    args = ["--data", data, "--data-dir", str(tmp_path), "--k", "3", "--epochs", "1"]
+    methods = ["--method", "knn,soft-topk,ce", "--threads", "1"]
+    assert exit_code("train", *args, *methods, "--out", str(out)) == 0
+    rows = json.loads((out / "table.json").read_text())
+    assert rows[0]["images"] == [50 if data == "cifar10" else 10, 10]
+    assert all(row["paper"] is None for row in rows)  # which is about other numbers of images
+    settings = {"cifar10": 1e-5, "mnist": 1e-3, "fashion-mnist": 0.5}
+    assert rows[-1]["settings"]["eps"] == settings[data]
+
+
+def test_missing_data_are_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    args = ["--data", "mnist", "--data-dir", str(tmp_path), "--out", str(tmp_path / "run")]
+    said = complaint(capsys, "train", *args)
+    for part in ("train-images-idx3-ubyte", "t10k-labels-idx1-ubyte", "https://"):
+        assert part in said.replace(" ", "")
+    assert not (tmp_path / "run").exists()
+
+
 def test_sinkhorn_says_that_it_did_not_converge(tmp_path: Path) -> None:
     out = tmp_path / "run"
     args = ["--method", "soft-topk-sinkhorn", "--preset", "paper", "--subset", "200"]
