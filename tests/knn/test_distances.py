@@ -1,5 +1,7 @@
 """Distances against their definitions, and their derivatives where features coincide."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -67,6 +69,20 @@ def test_all_features_equal(metric: str) -> None:
         expected = 1.0 if metric == "cosine" and value == 0.0 else 0.0
         torch.testing.assert_close(distances, torch.full((4, 4), expected), atol=1e-3, rtol=0)
         assert x.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("metric", SCIPY)
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_what_is_not_finite_stays_visible(metric: str, value: float) -> None:
+    """As NaN: infinity minus infinity has no better answer."""
+    x = torch.ones(4, 3)
+    x[2, 1] = value
+    distances = pairwise_distances(x, torch.zeros(5, 3), metric)
+    if math.isnan(value) or metric == "cosine":
+        assert distances[2].isnan().all()
+    assert not distances[2].isfinite().any()
+    assert distances[:2].isfinite().all()
+    assert pairwise_distances(x, x, metric)[2].isnan().all()
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from softtopk import log_soft_topk, soft_topk
-from softtopk.knn import KNNObjective, Recipe, Training, knn_loss, soft_vote
+from softtopk.knn import DivergedError, KNNObjective, Recipe, Training, knn_loss, soft_vote
 from softtopk.relaxations import names
 
 EPS = {"neural-sort": 1.0, "stochastic-neural-sort": 1.0, "cuturi": 0.05}
@@ -254,6 +254,30 @@ def test_no_template_of_the_class(relaxation: str) -> None:
         assert loss.item() == pytest.approx(expected, rel=1e-5)
         (gradient,) = torch.autograd.grad(loss, queries)
         assert (gradient == 0).all()
+
+
+@pytest.mark.parametrize("relaxation", names())
+@pytest.mark.parametrize("objective", ["vote", "nll"])
+def test_divergence_is_not_hidden(relaxation: str, objective: str) -> None:
+    queries, _, templates, _ = data()
+    labels, template_labels = torch.arange(6) % 3, torch.arange(9) % 3
+    for features in (queries, templates):
+        kept = features[1, 2].item()
+        features[1, 2] = math.nan
+        loss = knn_loss(
+            queries, labels, templates, template_labels, 3,
+            relaxation=relaxation, objective=objective,
+        )  # fmt: skip
+        assert loss.isnan()
+        features[1, 2] = kept
+
+
+def test_training_stops_where_features_are_not_finite() -> None:
+    inputs, labels = torch.randn(40, 3), torch.arange(40) % 2
+    inputs[7, 1] = math.nan
+    training = Training(KNNObjective(torch.nn.Linear(3, 2), 3), inputs, labels, Recipe())
+    with pytest.raises(DivergedError, match="the loss is nan"):
+        training.advance()
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,8 @@ def pairwise_distances(queries: Tensor, templates: Tensor, metric: Metric = "euc
     if metric == "squared":
         return squared
     # The square root has an infinite slope at zero, and zero times that would be NaN.
-    apart = squared > 0
+    # Not ``squared > 0``, which would make NaN, the sign of features that diverged, a zero.
+    apart = squared != 0
     return torch.where(apart, squared, 1.0).sqrt() * apart
 
 
