@@ -399,6 +399,16 @@ def test_progress_as_a_bar(
         ({"schedule": "step"}, ValueError, "schedule must be one of"),
         ({"relaxation": "nonsense"}, ValueError, "no relaxation 'nonsense'"),
         ({"eps": 0.0}, ValueError, "eps must be positive"),
+        (
+            {"relaxation_options": {"eps": 0.1}},
+            ValueError,
+            "relaxation_options must not have 'eps'; give it as eps=0.1",
+        ),
+        (
+            {"relaxation_options": {"tau": 1}},
+            ValueError,
+            "relaxation_options has 'tau', which relaxation='soft-topk' does not take",
+        ),
         ({"objective": "ce"}, ValueError, "objective must be one of"),
         ({"metric": "l1"}, ValueError, "metric must be one of"),
         ({"index": "tree"}, ValueError, "index must be one of"),

@@ -177,6 +177,17 @@ def test_options_reach_the_relaxation() -> None:
     torch.testing.assert_close(loss, expected)
 
 
+def test_options_of_a_function_that_does_not_name_them() -> None:
+    def scaled(scores: Tensor, k: int, **options: float) -> Tensor:
+        return torch.full_like(scores, options["share"])
+
+    queries, _, templates, template_labels = data()
+    votes = soft_vote(
+        queries, templates, template_labels, 3, relaxation=scaled, options={"share": 0.5}
+    )
+    torch.testing.assert_close(votes.sum(1), torch.full((6,), 1.5, dtype=torch.double))
+
+
 def test_a_query_is_not_its_own_template() -> None:
     features, labels, _, _ = data(m=9)
     diagonal = [(i, i) for i in range(9)]
@@ -291,6 +302,22 @@ def test_training_stops_where_features_are_not_finite() -> None:
         ({"metric": "l1"}, ValueError, "metric must be one of"),
         ({"relaxation": "sparsemax"}, ValueError, "no relaxation 'sparsemax', only soft-topk"),
         ({"eps": -1.0}, ValueError, "eps must be positive and finite, got eps=-1.0"),
+        ({"options": {"eps": 0.1}}, ValueError, "options must not have 'eps'.*eps=0.1"),
+        ({"options": {"dim": 0}}, ValueError, "options must not have 'dim'"),
+        ({"options": {"largest": False}}, ValueError, "options must not have 'largest'"),
+        ({"options": {"mask": None}}, ValueError, "options must not have 'mask'"),
+        ({"options": ["hard"]}, TypeError, "options must be a dict or None"),
+        (
+            {"options": {"normalise": "row"}},
+            ValueError,
+            "options has 'normalise', which relaxation='soft-topk' does not take; it takes "
+            "normalize, hard, solver",
+        ),
+        (
+            {"options": {"solver": "exact"}, "relaxation": "stochastic-neural-sort"},
+            ValueError,
+            "it takes stochastic, samples, generator",
+        ),
         (
             {"options": {"hard": True}, "objective": "nll"},
             ValueError,

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from ..functional._arguments import check_choice
 from ._checks import check_integer, check_number
 from ._distances import Metric
-from ._loss import KNNObjective, Objective, RelaxationLike
+from ._loss import KNNObjective, Objective, RelaxationLike, check_options
 from ._neighbours import BACKENDS, INDICES, Backend, Floats, Index, Ints, Neighbours
 from ._networks import default_network
 from ._progress import Progress
@@ -55,7 +55,7 @@ class SoftKNNClassifier(
         n_neighbors: How many neighbours vote. The paper has 9.
         relaxation: A name of `softtopk.relaxations`, or a function of that signature.
         eps: Temperature of the relaxation; None as in `knn_loss`.
-        relaxation_options: Further arguments of the relaxation, a dict.
+        relaxation_options: Further arguments of the relaxation, a dict, without ``eps``.
         objective: ``"vote"`` or ``"nll"``, see `knn_loss`.
         metric: ``"euclidean"``, ``"squared"`` or ``"cosine"``: distance between features.
         image_shape: (channels, height, width), if the columns of X are the pixels of images. An X
@@ -380,6 +380,7 @@ class SoftKNNClassifier(
                 "validation_fraction must be between 0 and 1, "
                 f"got validation_fraction={self.validation_fraction}"
             )
+        check_options("relaxation_options", self.relaxation_options, self.relaxation)
         check_choice("index", self.index, INDICES)
         check_choice("backend", self.backend, BACKENDS)
         recipe = Recipe(

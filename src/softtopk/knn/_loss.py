@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -19,6 +20,9 @@ from ._training import Outcome
 Objective = Literal["vote", "nll"]
 OBJECTIVES: tuple[Objective, ...] = ("vote", "nll")
 Reduction = Literal["mean", "sum", "none"]
+
+#: Arguments of a relaxation that are not the caller's to choose.
+_RESERVED = frozenset({"scores", "k", "mask", "dim", "largest"})
 
 #: A name of `softtopk.relaxations`, or a function of the same signature.
 RelaxationLike = str | Callable[..., Tensor]
@@ -67,8 +71,8 @@ def knn_loss(
         query_ids: (m,) integers that say which sample a query is; ``template_ids`` likewise, (n,).
             A pair of equal ids is excluded: a query is not its own template. If ``query`` and
             ``templates`` are the same tensor object, no ids are needed.
-        options: Further arguments of the relaxation. ``"soft-topk"`` has ``normalize="row"`` unless
-            said otherwise here.
+        options: Further arguments of the relaxation, without ``eps``. ``"soft-topk"`` has
+            ``normalize="row"`` unless said otherwise here.
         reduction: ``"mean"`` or ``"sum"`` over the queries, or ``"none"``: (m,).
 
     Where a vote is zero its logarithm is not taken: with ``"soft-topk"`` the logarithm is computed
@@ -211,6 +215,40 @@ class KNNObjective(nn.Module):
         )
 
 
+def check_options(name: str, options: Mapping[str, Any] | None, relaxation: RelaxationLike) -> None:
+    """Check that ``options``, which the caller knows as ``name``, are some of the relaxation's."""
+    if not options:
+        return
+    if not isinstance(options, Mapping):
+        raise TypeError(f"{name} must be a dict or None, got {options!r}")
+    if "eps" in options:
+        raise ValueError(f"{name} must not have 'eps'; give it as eps={options['eps']!r} instead")
+    reserved = sorted(_RESERVED & options.keys())
+    if reserved:
+        raise ValueError(f"{name} must not have {reserved[0]!r}: the loss determines it")
+    known = _known_options(get(relaxation))
+    unknown = [option for option in options if known is not None and option not in known]
+    if known is not None and unknown:
+        raise ValueError(
+            f"{name} has {unknown[0]!r}, which relaxation={relaxation!r} does not take; "
+            f"it takes {', '.join(known) or 'none'}"
+        )
+
+
+def _known_options(relaxation: Callable[..., Tensor]) -> list[str] | None:
+    """Names of the further arguments of a relaxation; None if it does not tell."""
+    if torch.compiler.is_compiling():  # which cannot look at a signature
+        return None
+    try:
+        parameters = inspect.signature(relaxation).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return None
+    named = [p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return [option for option in named if option not in _RESERVED | {"eps"}]
+
+
 class _Selection:
     """The settings of a soft choice of nearest neighbours, checked."""
 
@@ -226,6 +264,7 @@ class _Selection:
         check_choice("metric", metric, METRICS)
         self.name, self.metric = relaxation, metric
         self.relaxation = get(relaxation)
+        check_options("options", options, relaxation)
         self.options = dict(options or {})
         self.is_ours = self.relaxation is soft_topk
         if self.is_ours:
