@@ -89,7 +89,7 @@ def test_what_is_not_finite_stays_visible(metric: str, value: float) -> None:
     ("queries", "templates", "metric", "kind", "message"),
     [
         (torch.zeros(2, 3), torch.zeros(2, 4), "euclidean", ValueError, r"\(2, 3\) and \(2, 4\)"),
-        (torch.zeros(3), torch.zeros(2, 3), "euclidean", ValueError, "queries must be of shape"),
+        (torch.zeros(3), torch.zeros(2, 3), "euclidean", ValueError, "query must be of shape"),
         (torch.zeros(2, 3), torch.ones(2, 3).int(), "euclidean", TypeError, "templates must be"),
         (np.zeros((2, 3)), torch.zeros(2, 3), "euclidean", TypeError, "got ndarray"),
         (torch.zeros(2, 3), torch.zeros(2, 3), "manhattan", ValueError, "got 'manhattan'"),
