@@ -18,7 +18,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import nn
 
-from softtopk.knn import MLP, SoftKNNClassifier
+from softtopk.knn import MLP, DivergedError, SoftKNNClassifier
 
 
 def blobs(n: int = 90, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -399,6 +399,16 @@ def test_progress_as_a_bar(
         ({"schedule": "step"}, ValueError, "schedule must be one of"),
         ({"relaxation": "nonsense"}, ValueError, "no relaxation 'nonsense'"),
         ({"eps": 0.0}, ValueError, "eps must be positive"),
+        (
+            {"relaxation_options": {"eps": 0.1}},
+            ValueError,
+            "relaxation_options must not have 'eps'; give it as eps=0.1",
+        ),
+        (
+            {"relaxation_options": {"tau": 1}},
+            ValueError,
+            "relaxation_options has 'tau', which relaxation='soft-topk' does not take",
+        ),
         ({"objective": "ce"}, ValueError, "objective must be one of"),
         ({"metric": "l1"}, ValueError, "metric must be one of"),
         ({"index": "tree"}, ValueError, "index must be one of"),
@@ -418,6 +428,35 @@ def test_wrong_settings(settings: dict, kind: type[Exception], message: str) -> 
     X, y = blobs()
     with pytest.raises(kind, match=message):
         quick(**settings).fit(X, y)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"early_stopping": True},
+    ],
+)
+def test_divergence_is_called_so(settings: dict) -> None:
+    X, y = blobs()
+    with pytest.raises(DivergedError, match="smaller learning rate"):
+        quick(**({"lr": 1e30, "optimizer": "sgd"} | settings)).fit(X, y)
+
+
+@pytest.mark.parametrize("early_stopping", [False, True])
+def test_divergence_in_the_last_step(monkeypatch: pytest.MonkeyPatch, early_stopping: bool) -> None:
+    """After which there is no loss to tell."""
+
+    def advance(self) -> dict[str, float]:
+        with torch.no_grad():
+            for parameter in self.objective.parameters():
+                parameter.fill_(1e20)  # finite, but not its square
+        return {"loss": -0.5, "accuracy": 0.5}
+
+    monkeypatch.setattr("softtopk.knn._training.Training.advance", advance)
+    X, y = blobs()
+    with pytest.raises(DivergedError, match="the features of the training samples"):
+        quick(network=nn.Linear(10, 4), early_stopping=early_stopping).fit(X, y)
 
 
 def test_wrong_data() -> None:

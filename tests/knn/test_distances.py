@@ -1,5 +1,7 @@
 """Distances against their definitions, and their derivatives where features coincide."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -69,11 +71,25 @@ def test_all_features_equal(metric: str) -> None:
         assert x.grad.isfinite().all()
 
 
+@pytest.mark.parametrize("metric", SCIPY)
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_what_is_not_finite_stays_visible(metric: str, value: float) -> None:
+    """As NaN: infinity minus infinity has no better answer."""
+    x = torch.ones(4, 3)
+    x[2, 1] = value
+    distances = pairwise_distances(x, torch.zeros(5, 3), metric)
+    if math.isnan(value) or metric == "cosine":
+        assert distances[2].isnan().all()
+    assert not distances[2].isfinite().any()
+    assert distances[:2].isfinite().all()
+    assert pairwise_distances(x, x, metric)[2].isnan().all()
+
+
 @pytest.mark.parametrize(
     ("queries", "templates", "metric", "kind", "message"),
     [
         (torch.zeros(2, 3), torch.zeros(2, 4), "euclidean", ValueError, r"\(2, 3\) and \(2, 4\)"),
-        (torch.zeros(3), torch.zeros(2, 3), "euclidean", ValueError, "queries must be of shape"),
+        (torch.zeros(3), torch.zeros(2, 3), "euclidean", ValueError, "query must be of shape"),
         (torch.zeros(2, 3), torch.ones(2, 3).int(), "euclidean", TypeError, "templates must be"),
         (np.zeros((2, 3)), torch.zeros(2, 3), "euclidean", TypeError, "got ndarray"),
         (torch.zeros(2, 3), torch.zeros(2, 3), "manhattan", ValueError, "got 'manhattan'"),

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from softtopk import log_soft_topk, soft_topk
-from softtopk.knn import KNNObjective, Recipe, Training, knn_loss, soft_vote
+from softtopk.knn import DivergedError, KNNObjective, Recipe, Training, knn_loss, soft_vote
 from softtopk.relaxations import names
 
 EPS = {"neural-sort": 1.0, "stochastic-neural-sort": 1.0, "cuturi": 0.05}
@@ -177,6 +177,17 @@ def test_options_reach_the_relaxation() -> None:
     torch.testing.assert_close(loss, expected)
 
 
+def test_options_of_a_function_that_does_not_name_them() -> None:
+    def scaled(scores: Tensor, k: int, **options: float) -> Tensor:
+        return torch.full_like(scores, options["share"])
+
+    queries, _, templates, template_labels = data()
+    votes = soft_vote(
+        queries, templates, template_labels, 3, relaxation=scaled, options={"share": 0.5}
+    )
+    torch.testing.assert_close(votes.sum(1), torch.full((6,), 1.5, dtype=torch.double))
+
+
 def test_a_query_is_not_its_own_template() -> None:
     features, labels, _, _ = data(m=9)
     diagonal = [(i, i) for i in range(9)]
@@ -192,6 +203,55 @@ def test_a_query_is_not_its_own_template() -> None:
     assert (counted - by_ids).abs().max() > 0.1
     loss = knn_loss(features, labels, features, labels, 3, objective="vote", reduction="none")
     np.testing.assert_allclose(loss, -expected[np.arange(9), labels], atol=1e-9)
+
+
+def test_views_of_the_same_memory_are_the_same_tensor() -> None:
+    features, labels, _, _ = data(m=9)
+    features.requires_grad_()
+    expected = knn_loss(features, labels, features, labels, 3)
+    ids = torch.arange(9)
+    for view in (features.detach(), features[:], features.view_as(features)):
+        for pair in ((features, view), (view, features)):
+            torch.testing.assert_close(knn_loss(pair[0], labels, pair[1], labels, 3), expected)
+        by_ids = knn_loss(features, labels, view, labels, 3, query_ids=ids)
+        torch.testing.assert_close(by_ids, expected)
+    copy = features.clone()
+    counted = knn_loss(features, labels, copy, labels, 3)
+    assert counted < expected - 0.1  # every query votes for itself
+    by_ids = knn_loss(features, labels, copy, labels, 3, query_ids=ids, template_ids=ids)
+    torch.testing.assert_close(by_ids, expected)
+
+
+def test_other_views_are_other_tensors() -> None:
+    square = torch.randn(4, 4, dtype=torch.double)
+    labels = torch.tensor([0, 1, 0, 1])
+    for view in (square.T, square[:3]):  # at the same address
+        found = soft_vote(square, view, labels[: len(view)], 2)
+        expected = soft_vote(square, view.clone(), labels[: len(view)], 2)
+        torch.testing.assert_close(found, expected)
+    nothing = soft_vote(torch.zeros(4, 0), torch.zeros(4, 0), labels, 4)  # without an address
+    torch.testing.assert_close(nothing, torch.full((4, 2), 0.5))
+
+
+def test_inside_transforms_one_object_is_the_same_tensor() -> None:
+    features, labels, _, _ = data(m=9)
+
+    def loss(f: Tensor) -> Tensor:
+        return knn_loss(f, labels, f, labels, 3, eps=0.1)
+
+    def mixed(f: Tensor) -> Tensor:
+        return knn_loss(f, labels, f.detach(), labels, 3, eps=0.1)
+
+    eager = features.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(loss(eager), eager)
+    torch.testing.assert_close(torch.func.grad(loss)(features), expected)
+    torch.testing.assert_close(
+        torch.func.vmap(loss)(features.expand(2, 9, 4)), loss(features).expand(2)
+    )
+    assert torch.func.grad(mixed)(features).isfinite().all()
+    compiled = torch.compile(loss, backend="eager")
+    torch.testing.assert_close(compiled(features), loss(features))
+    assert torch.compile(mixed, backend="eager")(features).isfinite()
 
 
 def test_ids_exclude_copies_too() -> None:
@@ -256,6 +316,30 @@ def test_no_template_of_the_class(relaxation: str) -> None:
         assert (gradient == 0).all()
 
 
+@pytest.mark.parametrize("relaxation", names())
+@pytest.mark.parametrize("objective", ["vote", "nll"])
+def test_divergence_is_not_hidden(relaxation: str, objective: str) -> None:
+    queries, _, templates, _ = data()
+    labels, template_labels = torch.arange(6) % 3, torch.arange(9) % 3
+    for features in (queries, templates):
+        kept = features[1, 2].item()
+        features[1, 2] = math.nan
+        loss = knn_loss(
+            queries, labels, templates, template_labels, 3,
+            relaxation=relaxation, objective=objective,
+        )  # fmt: skip
+        assert loss.isnan()
+        features[1, 2] = kept
+
+
+def test_training_stops_where_features_are_not_finite() -> None:
+    inputs, labels = torch.randn(40, 3), torch.arange(40) % 2
+    inputs[7, 1] = math.nan
+    training = Training(KNNObjective(torch.nn.Linear(3, 2), 3), inputs, labels, Recipe())
+    with pytest.raises(DivergedError, match="the loss is nan"):
+        training.advance()
+
+
 @pytest.mark.parametrize(
     ("change", "kind", "message"),
     [
@@ -267,6 +351,22 @@ def test_no_template_of_the_class(relaxation: str) -> None:
         ({"metric": "l1"}, ValueError, "metric must be one of"),
         ({"relaxation": "sparsemax"}, ValueError, "no relaxation 'sparsemax', only soft-topk"),
         ({"eps": -1.0}, ValueError, "eps must be positive and finite, got eps=-1.0"),
+        ({"options": {"eps": 0.1}}, ValueError, "options must not have 'eps'.*eps=0.1"),
+        ({"options": {"dim": 0}}, ValueError, "options must not have 'dim'"),
+        ({"options": {"largest": False}}, ValueError, "options must not have 'largest'"),
+        ({"options": {"mask": None}}, ValueError, "options must not have 'mask'"),
+        ({"options": ["hard"]}, TypeError, "options must be a dict or None"),
+        (
+            {"options": {"normalise": "row"}},
+            ValueError,
+            "options has 'normalise', which relaxation='soft-topk' does not take; it takes "
+            "normalize, hard, solver",
+        ),
+        (
+            {"options": {"solver": "exact"}, "relaxation": "stochastic-neural-sort"},
+            ValueError,
+            "it takes stochastic, samples, generator",
+        ),
         (
             {"options": {"hard": True}, "objective": "nll"},
             ValueError,
@@ -280,6 +380,9 @@ def test_no_template_of_the_class(relaxation: str) -> None:
             ValueError,
             r"each of the 6 rows of query.*\(5,\)",
         ),
+        ({"query": [[0.0] * 4] * 6}, TypeError, "query must be a torch.Tensor, got list"),
+        ({"templates": np.zeros((9, 4))}, TypeError, "templates must be a torch.Tensor"),
+        ({"query": torch.zeros(6, 5)}, ValueError, "query and templates must have features"),
         ({"template_labels": [0] * 9}, TypeError, "template_labels must be a torch.Tensor"),
         (
             {"k": 9, "query_ids": torch.arange(6), "template_ids": torch.arange(9)},
@@ -305,6 +408,12 @@ def test_errors_of_the_vote() -> None:
     queries, _, templates, template_labels = data()
     with pytest.raises(ValueError, match="classes=2 is too few for template_labels up to 2"):
         soft_vote(queries, templates, template_labels, 3, classes=2)
+    with pytest.raises(ValueError, match="template_labels must not be negative, got -3"):
+        soft_vote(queries, templates, template_labels - 3, 3)
+    with pytest.raises(TypeError, match=r"query must be a torch\.Tensor, got list"):
+        soft_vote([[0.0] * 4], templates, template_labels, 3)
+    with pytest.raises(ValueError, match="k=3 neighbours cannot be chosen from 0 templates"):
+        soft_vote(queries, templates[:0], template_labels[:0], 3)
     with pytest.raises(ValueError, match="k=6 neighbours cannot be chosen from 5 templates"):
         soft_vote(queries, queries, torch.zeros(6).long(), 6)
 

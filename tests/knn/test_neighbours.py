@@ -57,12 +57,22 @@ def test_narrow_classes_far_apart(monkeypatch: pytest.MonkeyPatch, backend: str)
     np.testing.assert_array_equal(indices, brute.argsort(1)[:, :5])
 
 
-def test_ties_are_in_the_order_of_the_rows() -> None:
+@pytest.mark.parametrize("backend", ["faiss", "sklearn"])
+def test_ties_that_are_found_are_in_the_order_of_the_rows(backend: str) -> None:
     templates = np.repeat(np.eye(3), 4, axis=0)
-    for backend in ("faiss", "sklearn"):
-        distances, indices = Neighbours(backend=backend).fit(templates).kneighbors(np.eye(3), 4)
-        np.testing.assert_array_equal(indices, np.arange(12).reshape(3, 4))
-        assert (distances == 0).all()
+    distances, indices = Neighbours(backend=backend).fit(templates).kneighbors(np.eye(3), 4)
+    np.testing.assert_array_equal(indices, np.arange(12).reshape(3, 4))
+    assert (distances == 0).all()
+
+
+@pytest.mark.parametrize("backend", ["faiss", "sklearn"])
+def test_ties_for_the_last_places_are_any_of_those_equally_distant(backend: str) -> None:
+    templates = np.repeat(np.eye(3), 40, axis=0)[np.random.default_rng(0).permutation(120)]
+    nearest = np.array([[row @ query for row in templates] for query in np.eye(3)]) == 1
+    distances, indices = Neighbours(backend=backend).fit(templates).kneighbors(np.eye(3), 4)
+    assert (distances == 0).all()
+    assert np.take_along_axis(nearest, indices, 1).all()
+    assert (np.diff(indices, axis=1) > 0).all()  # in the order of the rows, and none twice
 
 
 @pytest.mark.parametrize("backend", ["faiss", "sklearn"])

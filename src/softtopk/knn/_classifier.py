@@ -25,11 +25,11 @@ from torch import Tensor, nn
 from ..functional._arguments import check_choice
 from ._checks import check_integer, check_number
 from ._distances import Metric
-from ._loss import KNNObjective, Objective, RelaxationLike
+from ._loss import KNNObjective, Objective, RelaxationLike, check_options
 from ._neighbours import BACKENDS, INDICES, Backend, Floats, Index, Ints, Neighbours
 from ._networks import default_network
 from ._progress import Progress
-from ._training import Optimizer, Recipe, Schedule, Training, seeded
+from ._training import DivergedError, Optimizer, Recipe, Schedule, Training, seeded
 
 #: A network, or what makes one for samples of a shape.
 NetworkLike = nn.Module | Callable[[tuple[int, ...]], nn.Module]
@@ -55,7 +55,7 @@ class SoftKNNClassifier(
         n_neighbors: How many neighbours vote. The paper has 9.
         relaxation: A name of `softtopk.relaxations`, or a function of that signature.
         eps: Temperature of the relaxation; None as in `knn_loss`.
-        relaxation_options: Further arguments of the relaxation, a dict.
+        relaxation_options: Further arguments of the relaxation, a dict, without ``eps``.
         objective: ``"vote"`` or ``"nll"``, see `knn_loss`.
         metric: ``"euclidean"``, ``"squared"`` or ``"cosine"``: distance between features.
         image_shape: (channels, height, width), if the columns of X are the pixels of images. An X
@@ -180,7 +180,7 @@ class SoftKNNClassifier(
         self.network_ = self._new_network(inputs, seed)
         self._train(inputs, torch.from_numpy(labels.astype(np.int64)), recipe, seed)
         self._labels = labels
-        self._features = self._extract(inputs)
+        self._features = self._extract_trained(inputs)
         self._n_features_out = self._features.shape[1]
         self._neighbours = neighbours.fit(self._features)
         return self
@@ -316,6 +316,18 @@ class SoftKNNClassifier(
         network.train(training)
         return torch.cat(parts).numpy()
 
+    def _extract_trained(self, inputs: Tensor) -> Floats:
+        """The features of training samples, which the last step may have put out of range."""
+        features = self._extract(inputs)
+        with np.errstate(over="ignore", invalid="ignore"):
+            norms = np.square(features).sum(1)
+        if not np.isfinite(norms).all():
+            raise DivergedError(
+                "the features of the training samples are not finite, or so large that their "
+                f"distances are not, with lr={self.lr:g}: try a smaller learning rate"
+            )
+        return features
+
     def _inputs(self, X: npt.NDArray[Any]) -> Tensor:
         """Standardised samples (n, *input_shape_) as float32."""
         X = X.reshape(len(X), *self.input_shape_)
@@ -368,6 +380,7 @@ class SoftKNNClassifier(
                 "validation_fraction must be between 0 and 1, "
                 f"got validation_fraction={self.validation_fraction}"
             )
+        check_options("relaxation_options", self.relaxation_options, self.relaxation)
         check_choice("index", self.index, INDICES)
         check_choice("backend", self.backend, BACKENDS)
         recipe = Recipe(
@@ -421,8 +434,8 @@ class _Validation:
         """The accuracy after another epoch."""
         model = self._model
         index = Neighbours(backend=model.backend, metric=model.metric)
-        index.fit(model._extract(self._templates))
-        _, found = index.kneighbors(model._extract(self._queries), self._k)
+        index.fit(model._extract_trained(self._templates))
+        _, found = index.kneighbors(model._extract_trained(self._queries), self._k)
         votes = _vote(self._template_labels[found], len(model.classes_))
         accuracy = float((votes.argmax(1) == self._query_labels).mean())
         self._epoch += 1

@@ -13,7 +13,7 @@ Metric = Literal["euclidean", "squared", "cosine"]
 METRICS: tuple[Metric, ...] = ("euclidean", "squared", "cosine")
 
 
-def pairwise_distances(queries: Tensor, templates: Tensor, metric: Metric = "euclidean") -> Tensor:
+def pairwise_distances(query: Tensor, templates: Tensor, metric: Metric = "euclidean") -> Tensor:
     """Distances between every query and every template, ``(m, d), (n, d) -> (m, n)``.
 
     - ``"euclidean"``: |q - t|, as in the paper. It has no derivative where the two coincide; the
@@ -30,20 +30,21 @@ def pairwise_distances(queries: Tensor, templates: Tensor, metric: Metric = "euc
     tensor([[5., 0.]])
     """
     check_choice("metric", metric, METRICS)
-    check_features("queries", queries)
+    check_features("query", query)
     check_features("templates", templates)
-    if queries.shape[1] != templates.shape[1]:
+    if query.shape[1] != templates.shape[1]:
         raise ValueError(
-            "queries and templates must have features of the same size, "
-            f"got shapes {tuple(queries.shape)} and {tuple(templates.shape)}"
+            "query and templates must have features of the same size, "
+            f"got shapes {tuple(query.shape)} and {tuple(templates.shape)}"
         )
     if metric == "cosine":
-        return 1 - _directions(queries) @ _directions(templates).mT
-    squared = _squared(queries, templates)
+        return 1 - _directions(query) @ _directions(templates).mT
+    squared = _squared(query, templates)
     if metric == "squared":
         return squared
     # The square root has an infinite slope at zero, and zero times that would be NaN.
-    apart = squared > 0
+    # Not ``squared > 0``, which would make NaN, the sign of features that diverged, a zero.
+    apart = squared != 0
     return torch.where(apart, squared, 1.0).sqrt() * apart
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -10,7 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from ..functional import log_soft_topk, soft_topk
-from ..functional._arguments import check_choice, check_eps, is_readable
+from ..functional._arguments import (
+    _is_batched,
+    _is_transformed,
+    check_choice,
+    check_eps,
+    is_readable,
+    is_traced,
+)
 from ..relaxations import get
 from ._checks import check_integer
 from ._distances import METRICS, Metric, check_features, pairwise_distances
@@ -19,6 +27,9 @@ from ._training import Outcome
 Objective = Literal["vote", "nll"]
 OBJECTIVES: tuple[Objective, ...] = ("vote", "nll")
 Reduction = Literal["mean", "sum", "none"]
+
+#: Arguments of a relaxation that are not the caller's to choose.
+_RESERVED = frozenset({"scores", "k", "mask", "dim", "largest"})
 
 #: A name of `softtopk.relaxations`, or a function of the same signature.
 RelaxationLike = str | Callable[..., Tensor]
@@ -44,10 +55,13 @@ def knn_loss(
 
     With A the relaxed indicator of the k templates nearest to query i, the vote for its class is
 
-    .. math:: v_i = \frac1k \sum_j A_{ij} [y_j = y_i], \quad 0 \le v_i \le 1,
+    .. math:: v_i = \frac1k \sum_j A_{ij} [y_j = y_i],
 
     a relaxation of ``(template_labels[distances.topk(k, largest=False).indices] ==
-    query_labels[:, None]).float().mean(-1)``.
+    query_labels[:, None]).float().mean(-1)``. It is between 0 and 1 where A is not negative and
+    sums to k, as it does, up to rounding, for all of `softtopk.relaxations`. A function of your own
+    need not do so. Where A is not bounded by one, as NeuralSort's and others' is not, a single
+    template may have more than 1/k of the votes.
 
     Args:
         query: (m, d) features.
@@ -65,10 +79,14 @@ def knn_loss(
             refers to a normalised cost; for other relaxations it is their own default.
         metric: Distance between features, see `pairwise_distances`.
         query_ids: (m,) integers that say which sample a query is; ``template_ids`` likewise, (n,).
-            A pair of equal ids is excluded: a query is not its own template. If ``query`` and
-            ``templates`` are the same tensor object, no ids are needed.
-        options: Further arguments of the relaxation. ``"soft-topk"`` has ``normalize="row"`` unless
-            said otherwise here.
+            A pair of equal ids is excluded: a query is not its own template. No ids are needed if
+            ``query`` and ``templates`` are the same tensor, in one of two senses: they are one
+            Python object; or they are views of the same memory with the same shape and strides, as
+            ``features`` and ``features.detach()`` or ``features[:]`` are. The latter cannot be seen
+            inside `torch.compile` and the transforms of `torch.func`. A copy, such as
+            ``features.clone()``, and a slice of the rows need ids.
+        options: Further arguments of the relaxation, without ``eps``. ``"soft-topk"`` has
+            ``normalize="row"`` unless said otherwise here.
         reduction: ``"mean"`` or ``"sum"`` over the queries, or ``"none"``: (m,).
 
     Where a vote is zero its logarithm is not taken: with ``"soft-topk"`` the logarithm is computed
@@ -93,6 +111,8 @@ def knn_loss(
     """
     check_choice("objective", objective, OBJECTIVES)
     check_choice("reduction", reduction, ("mean", "sum", "none"))
+    check_features("query", query)
+    check_features("templates", templates)
     _check_labels("query_labels", query_labels, "query", query)
     _check_labels("template_labels", template_labels, "templates", templates)
     selection = _Selection(k, relaxation, eps, metric, options)
@@ -133,17 +153,21 @@ def soft_vote(
     >>> soft_vote(torch.zeros(1, 1), templates, torch.tensor([0, 1, 1]), 2, eps=0.1)
     tensor([[0.4804, 0.5196]])
     """
+    check_features("query", query)
+    check_features("templates", templates)
     _check_labels("template_labels", template_labels, "templates", templates)
-    if classes is None:
-        classes = int(template_labels.max()) + 1
-    check_integer("classes", classes)
-    if is_readable(template_labels) and int(template_labels.max()) >= classes:
-        raise ValueError(
-            f"classes={classes} is too few for template_labels up to {int(template_labels.max())}"
-        )
     selection = _Selection(k, relaxation, eps, metric, options)
     allowed = _allowed(query, templates, query_ids, template_ids)
     scores = selection.scores(query, templates, allowed)
+    if classes is None:
+        classes = max(1, int(template_labels.max()) + 1)
+    check_integer("classes", classes)
+    if is_readable(template_labels):
+        low, high = int(template_labels.min()), int(template_labels.max())
+        if low < 0:
+            raise ValueError(f"template_labels must not be negative, got {low}")
+        if high >= classes:
+            raise ValueError(f"classes={classes} is too few for template_labels up to {high}")
     return _shares(selection.indicator(scores, allowed), template_labels, classes) / k
 
 
@@ -211,6 +235,40 @@ class KNNObjective(nn.Module):
         )
 
 
+def check_options(name: str, options: Mapping[str, Any] | None, relaxation: RelaxationLike) -> None:
+    """Check that ``options``, which the caller knows as ``name``, are some of the relaxation's."""
+    if not options:
+        return
+    if not isinstance(options, Mapping):
+        raise TypeError(f"{name} must be a dict or None, got {options!r}")
+    if "eps" in options:
+        raise ValueError(f"{name} must not have 'eps'; give it as eps={options['eps']!r} instead")
+    reserved = sorted(_RESERVED & options.keys())
+    if reserved:
+        raise ValueError(f"{name} must not have {reserved[0]!r}: the loss determines it")
+    known = _known_options(get(relaxation))
+    unknown = [option for option in options if known is not None and option not in known]
+    if known is not None and unknown:
+        raise ValueError(
+            f"{name} has {unknown[0]!r}, which relaxation={relaxation!r} does not take; "
+            f"it takes {', '.join(known) or 'none'}"
+        )
+
+
+def _known_options(relaxation: Callable[..., Tensor]) -> list[str] | None:
+    """Names of the further arguments of a relaxation; None if it does not tell."""
+    if torch.compiler.is_compiling():  # which cannot look at a signature
+        return None
+    try:
+        parameters = inspect.signature(relaxation).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return None
+    named = [p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return [option for option in named if option not in _RESERVED | {"eps"}]
+
+
 class _Selection:
     """The settings of a soft choice of nearest neighbours, checked."""
 
@@ -226,6 +284,7 @@ class _Selection:
         check_choice("metric", metric, METRICS)
         self.name, self.metric = relaxation, metric
         self.relaxation = get(relaxation)
+        check_options("options", options, relaxation)
         self.options = dict(options or {})
         self.is_ours = self.relaxation is soft_topk
         if self.is_ours:
@@ -304,11 +363,10 @@ def _allowed(
     query: Tensor, templates: Tensor, query_ids: Tensor | None, template_ids: Tensor | None
 ) -> Tensor | None:
     """Which templates a query may choose, (m, n); None for all."""
-    check_features("query", query)
-    check_features("templates", templates)
-    if query is templates and query_ids is None and template_ids is None:
+    same = _is_same(query, templates)
+    if same and query_ids is None and template_ids is None:
         return _others(query)
-    if query is templates:
+    if same:
         query_ids = template_ids if query_ids is None else query_ids
         template_ids = query_ids if template_ids is None else template_ids
     if query_ids is None and template_ids is None:
@@ -319,9 +377,28 @@ def _allowed(
     _check_labels("query_ids", query_ids, "query", query)
     _check_labels("template_ids", template_ids, "templates", templates)
     allowed = query_ids.unsqueeze(1) != template_ids
-    if query is templates:  # in case that the ids differ: a row is never its own template
+    if same:  # in case that the ids differ: a row is never its own template
         allowed = allowed.fill_diagonal_(False)
     return allowed
+
+
+def _is_same(query: Tensor, templates: Tensor) -> bool:
+    """Whether the rows of both are the same, not just equal."""
+    if query is templates:
+        return True
+    # Not is_readable, which is false on devices that have to be waited for: the result must not
+    # depend on the device, and an address is known at once.
+    for tensor in (query, templates):
+        if is_traced(tensor) or _is_transformed(tensor) or _is_batched(tensor):
+            return False
+    return (
+        query.shape == templates.shape
+        and query.stride() == templates.stride()
+        and query.dtype == templates.dtype
+        and query.device == templates.device
+        and query.numel() > 0  # what is empty has no address
+        and query.data_ptr() == templates.data_ptr()
+    )
 
 
 def _others(features: Tensor) -> Tensor:

@@ -41,8 +41,8 @@ class Neighbours:
             time, since its k-means has a fixed seed; a graph (HNSW) that several threads build does
             not.
         backend: ``"faiss"``, or ``"sklearn"``, which has the exact index only. ``"auto"`` is faiss
-            if it is installed. Both give the same neighbours, except that they may choose
-            differently among templates at the same distance in the last place.
+            if it is installed. Both give the same neighbours, except where more rows are equally
+            distant than there is room for among the k: which of those are found is the backend's.
         metric: As in `pairwise_distances`.
         n_probe: Cells that the approximate index searches for a query. None is one in eight,
             at least 8. More is slower and misses less.
@@ -87,7 +87,8 @@ class Neighbours:
     def kneighbors(self, features: npt.ArrayLike, k: int) -> tuple[Floats, Ints]:
         """Distances to the k nearest and their row numbers, (m, k) each, nearest first.
 
-        Among equal distances the smaller row number comes first.
+        Among those found at equal distances the smaller row number comes first. If more than k rows
+        are candidates because the last of them are equally distant, any of these may be found.
         """
         if self._features is None or self._search is None:
             raise ValueError("there is nothing to search yet; call fit first")

@@ -33,7 +33,11 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How to train. The defaults are the paper's (its Table 5), except the number of epochs."""
+    """How to train.
+
+    The defaults are those of the paper's table of parameter settings for kNN, except the number of
+    epochs.
+    """
 
     epochs: int = 10
     batch_size: int = 100
