@@ -459,6 +459,39 @@ def test_divergence_in_the_last_step(monkeypatch: pytest.MonkeyPatch, early_stop
         quick(network=nn.Linear(10, 4), early_stopping=early_stopping).fit(X, y)
 
 
+@pytest.mark.parametrize("kind", [RuntimeError, KeyboardInterrupt])
+def test_a_fit_that_fails_changes_nothing(kind: type[BaseException]) -> None:
+    class Fragile(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.training and broken:
+                raise kind("in training")
+            return super().forward(x)
+
+    broken = True
+    X, y = blobs()
+    model = quick(network=lambda shape: Fragile(*shape, 4), early_stopping=True)
+    with pytest.raises(kind, match="in training"):
+        model.fit(X, y)
+    with pytest.raises(NotFittedError):
+        model.predict(X)
+    broken = False
+    before = vars(model.fit(X, y)).copy()
+    votes = model.predict_proba(X)
+    broken = True
+    with pytest.raises(kind, match="in training"):
+        model.fit(X[:50, :7], np.where(y[:50] == 0, "a", "b"))
+    assert vars(model) == before
+    np.testing.assert_array_equal(model.predict_proba(X), votes)
+
+
+def test_nothing_is_left_of_an_earlier_fit() -> None:
+    X, y = blobs()
+    model = quick(early_stopping=True).fit(X, y)
+    assert model.best_epoch_ >= 1
+    model.set_params(early_stopping=False).fit(X, y)
+    assert not hasattr(model, "best_epoch_")
+
+
 def test_wrong_data() -> None:
     X, y = blobs()
     with pytest.raises(ValueError, match="contains NaN"):

@@ -165,7 +165,21 @@ class SoftKNNClassifier(
         self.verbose = verbose
 
     def fit(self, X: Any, y: Any) -> SoftKNNClassifier:
-        """Train on samples X, (n, features) or (n, channels, height, width), of classes y, (n,)."""
+        """Train on samples X, (n, features) or (n, channels, height, width), of classes y, (n,).
+
+        If that fails or is interrupted, the classifier remains as it was before.
+        """
+        before = self.__dict__.copy()  # fit replaces attributes, it changes none in place
+        try:
+            self.__dict__.pop("best_epoch_", None)  # the only one that not every fit sets
+            self._fit(X, y)
+        except BaseException:
+            self.__dict__.clear()
+            self.__dict__.update(before)
+            raise
+        return self
+
+    def _fit(self, X: Any, y: Any) -> None:
         recipe, neighbours = self._check_parameters()
         X, shape = _flat(X)
         X, y = validate_data(self, X, y, dtype="numeric")
@@ -183,7 +197,6 @@ class SoftKNNClassifier(
         self._features = self._extract_trained(inputs)
         self._n_features_out = self._features.shape[1]
         self._neighbours = neighbours.fit(self._features)
-        return self
 
     def predict(self, X: Any) -> npt.NDArray[Any]:
         """The class with the most votes, the first of them in case of a tie: (n,)."""
@@ -197,6 +210,10 @@ class SoftKNNClassifier(
 
     def transform(self, X: Any) -> Floats:
         """Features, (n, d) float32."""
+        return self._transform(X)
+
+    def _transform(self, X: Any) -> Floats:
+        """An array in any case: scikit-learn wraps the result of `transform`, see set_output."""
         check_is_fitted(self)
         X, shape = _flat(X)
         X = validate_data(self, X, dtype="numeric", reset=False)
@@ -223,9 +240,7 @@ class SoftKNNClassifier(
             k = min(k, len(self._features) - 1) if n_neighbors is None else k
             distances, found = _without_self(self._neighbours, self._features, k)
         else:
-            # Not self.transform, whose result may be a data frame, see set_output.
-            features = type(self).transform.__wrapped__(self, X)  # type: ignore[attr-defined]
-            distances, found = self._neighbours.kneighbors(features, k)
+            distances, found = self._neighbours.kneighbors(self._transform(X), k)
         return (distances, found) if return_distance else found
 
     def _train(self, inputs: Tensor, labels: Tensor, recipe: Recipe, seed: int) -> None:
