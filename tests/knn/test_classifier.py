@@ -18,7 +18,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import nn
 
-from softtopk.knn import MLP, DivergedError, SoftKNNClassifier
+from softtopk.knn import MLP, DivergedError, SoftKNNClassifier, Training
 
 
 def blobs(n: int = 90, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -290,6 +290,8 @@ def test_in_a_grid_search(n_jobs: int) -> None:
         {"metric": "cosine"},
         {"metric": "squared", "eps": 1e-5},
         {"optimizer": "sgd", "lr": 1e-2, "schedule": "constant"},
+        {"leave_one_out": True},
+        {"warmup": 0.5},
         {"index": "approximate", "n_probe": 2},
         {"backend": "sklearn"},
         {"device": "auto"},
@@ -299,6 +301,36 @@ def test_in_a_grid_search(n_jobs: int) -> None:
 def test_settings(settings: dict) -> None:
     X, y = blobs(150)
     assert quick(**settings).fit(X[:100], y[:100]).score(X[100:], y[100:]) > 0.7
+
+
+@pytest.mark.parametrize(("leave_one_out", "k"), [(False, 5), (True, 13)])
+def test_settings_reach_the_training(
+    monkeypatch: pytest.MonkeyPatch, leave_one_out: bool, k: int
+) -> None:
+    made = []
+
+    class Spy(Training):
+        def __init__(self, *args, **kwargs) -> None:
+            super().__init__(*args, **kwargs)
+            made.append(self)
+
+    monkeypatch.setattr("softtopk.knn._classifier.Training", Spy)
+    X, y = blobs()
+    quick(
+        leave_one_out=leave_one_out, warmup=0.25, n_neighbors=20, batch_size=19, template_size=10
+    ).fit(X, y)
+    (training,) = made
+    assert training.objective.leave_one_out is leave_one_out
+    assert training.recipe.warmup == 0.25
+    # Five batches of 18: a query has 10 templates, or 27 with the other queries.
+    assert f"k={k}," in repr(training.objective)
+
+
+@pytest.mark.parametrize("n", [2, 3, 5])
+def test_few_samples_that_are_all_queries(n: int) -> None:
+    X, _ = blobs()
+    model = quick(leave_one_out=True).fit(X[:n], np.arange(n) % 2)
+    assert np.isfinite(model.transform(X)).all()
 
 
 def test_the_backends_predict_the_same() -> None:
@@ -421,7 +453,12 @@ def test_progress_as_a_bar(
         ({"network": lambda shape: "net"}, TypeError, "network must make an nn.Module, got str"),
         ({"network": nn.Unflatten(1, (2, 5))}, ValueError, r"\(n, 10\) to features \(n, d\), got"),
         ({"network": nn.Flatten()}, ValueError, "no parameters to train"),
-        ({"device": "abacus"}, RuntimeError, "abacus"),
+        ({"device": "abacus"}, ValueError, "device must be .*, got device='abacus'"),
+        ({"device": "meta"}, ValueError, "device must be .*, got device='meta'"),
+        ({"device": None}, ValueError, "device must be .*, got device=None"),
+        ({"leave_one_out": 1}, TypeError, "leave_one_out must be True or False, got 1"),
+        ({"warmup": 1.0}, ValueError, "warmup must be below 1, got warmup=1.0"),
+        ({"warmup": "some"}, TypeError, "warmup must be a number, got warmup='some'"),
     ],
 )
 def test_wrong_settings(settings: dict, kind: type[Exception], message: str) -> None:
@@ -457,6 +494,39 @@ def test_divergence_in_the_last_step(monkeypatch: pytest.MonkeyPatch, early_stop
     X, y = blobs()
     with pytest.raises(DivergedError, match="the features of the training samples"):
         quick(network=nn.Linear(10, 4), early_stopping=early_stopping).fit(X, y)
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, KeyboardInterrupt])
+def test_a_fit_that_fails_changes_nothing(kind: type[BaseException]) -> None:
+    class Fragile(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.training and broken:
+                raise kind("in training")
+            return super().forward(x)
+
+    broken = True
+    X, y = blobs()
+    model = quick(network=lambda shape: Fragile(*shape, 4), early_stopping=True)
+    with pytest.raises(kind, match="in training"):
+        model.fit(X, y)
+    with pytest.raises(NotFittedError):
+        model.predict(X)
+    broken = False
+    before = vars(model.fit(X, y)).copy()
+    votes = model.predict_proba(X)
+    broken = True
+    with pytest.raises(kind, match="in training"):
+        model.fit(X[:50, :7], np.where(y[:50] == 0, "a", "b"))
+    assert vars(model) == before
+    np.testing.assert_array_equal(model.predict_proba(X), votes)
+
+
+def test_nothing_is_left_of_an_earlier_fit() -> None:
+    X, y = blobs()
+    model = quick(early_stopping=True).fit(X, y)
+    assert model.best_epoch_ >= 1
+    model.set_params(early_stopping=False).fit(X, y)
+    assert not hasattr(model, "best_epoch_")
 
 
 def test_wrong_data() -> None:

@@ -65,11 +65,14 @@ class SoftKNNClassifier(
         epochs: How often the training goes through all samples.
         batch_size: Queries in a step.
         template_size: Templates in a step, drawn from the samples that are not among the queries.
+        leave_one_out: Let the templates of a step be queries, too, each with all other samples of
+            the step as its templates. That makes more of the features at hand.
         optimizer: ``"adamw"`` or ``"sgd"``. The paper has SGD, ``lr=1e-3`` and a constant rate.
         lr: Learning rate.
         momentum: For SGD.
         weight_decay: For either.
         schedule: ``"cosine"``, ``"linear"`` or ``"constant"``: of the learning rate.
+        warmup: Share of all steps, below 1, in which the learning rate rises to ``lr`` linearly.
         early_stopping: Set ``validation_fraction`` of the samples aside (of every class the same
             share, where there are enough), measure the accuracy on them after every epoch, stop
             when it has not improved for ``patience`` epochs, and take the weights of the best
@@ -94,7 +97,7 @@ class SoftKNNClassifier(
         n_iter_: Epochs done. There are none if all samples are of one class.
         best_epoch_: The epoch, counted from 1, whose weights were taken, with early stopping.
         n_neighbors_: ``n_neighbors``, or the number of samples if there are fewer. In training it
-            is at most half the templates of a step.
+            is at most half the templates of a query.
         n_features_in_: Columns of X; channels × height × width for images.
         feature_names_in_: Names of the columns, if X has any.
         input_shape_: Shape of a sample as the network gets it.
@@ -122,11 +125,13 @@ class SoftKNNClassifier(
         epochs: int = 40,
         batch_size: int = 100,
         template_size: int = 100,
+        leave_one_out: bool = False,
         optimizer: Optimizer = "adamw",
         lr: float = 3e-3,
         momentum: float = 0.9,
         weight_decay: float = 5e-4,
         schedule: Schedule = "cosine",
+        warmup: float = 0.0,
         early_stopping: bool = False,
         validation_fraction: float = 0.1,
         patience: int = 10,
@@ -149,11 +154,13 @@ class SoftKNNClassifier(
         self.epochs = epochs
         self.batch_size = batch_size
         self.template_size = template_size
+        self.leave_one_out = leave_one_out
         self.optimizer = optimizer
         self.lr = lr
         self.momentum = momentum
         self.weight_decay = weight_decay
         self.schedule = schedule
+        self.warmup = warmup
         self.early_stopping = early_stopping
         self.validation_fraction = validation_fraction
         self.patience = patience
@@ -165,7 +172,21 @@ class SoftKNNClassifier(
         self.verbose = verbose
 
     def fit(self, X: Any, y: Any) -> SoftKNNClassifier:
-        """Train on samples X, (n, features) or (n, channels, height, width), of classes y, (n,)."""
+        """Train on samples X, (n, features) or (n, channels, height, width), of classes y, (n,).
+
+        If that fails or is interrupted, the classifier remains as it was before.
+        """
+        before = self.__dict__.copy()  # fit replaces attributes, it changes none in place
+        try:
+            self.__dict__.pop("best_epoch_", None)  # the only one that not every fit sets
+            self._fit(X, y)
+        except BaseException:
+            self.__dict__.clear()
+            self.__dict__.update(before)
+            raise
+        return self
+
+    def _fit(self, X: Any, y: Any) -> None:
         recipe, neighbours = self._check_parameters()
         X, shape = _flat(X)
         X, y = validate_data(self, X, y, dtype="numeric")
@@ -183,7 +204,6 @@ class SoftKNNClassifier(
         self._features = self._extract_trained(inputs)
         self._n_features_out = self._features.shape[1]
         self._neighbours = neighbours.fit(self._features)
-        return self
 
     def predict(self, X: Any) -> npt.NDArray[Any]:
         """The class with the most votes, the first of them in case of a tie: (n,)."""
@@ -197,6 +217,10 @@ class SoftKNNClassifier(
 
     def transform(self, X: Any) -> Floats:
         """Features, (n, d) float32."""
+        return self._transform(X)
+
+    def _transform(self, X: Any) -> Floats:
+        """An array in any case: scikit-learn wraps the result of `transform`, see set_output."""
         check_is_fitted(self)
         X, shape = _flat(X)
         X = validate_data(self, X, dtype="numeric", reset=False)
@@ -223,9 +247,7 @@ class SoftKNNClassifier(
             k = min(k, len(self._features) - 1) if n_neighbors is None else k
             distances, found = _without_self(self._neighbours, self._features, k)
         else:
-            # Not self.transform, whose result may be a data frame, see set_output.
-            features = type(self).transform.__wrapped__(self, X)  # type: ignore[attr-defined]
-            distances, found = self._neighbours.kneighbors(features, k)
+            distances, found = self._neighbours.kneighbors(self._transform(X), k)
         return (distances, found) if return_distance else found
 
     def _train(self, inputs: Tensor, labels: Tensor, recipe: Recipe, seed: int) -> None:
@@ -243,7 +265,10 @@ class SoftKNNClassifier(
 
     def _training(self, inputs: Tensor, labels: Tensor, recipe: Recipe, seed: int) -> Training:
         n = len(inputs)
-        templates = min(recipe.template_size, n - min(recipe.batch_size, n // 2))
+        queries = min(recipe.batch_size, n // 2)
+        templates = min(recipe.template_size, n - queries)
+        if self.leave_one_out:  # the queries of the smallest batch, without the one in question
+            templates += n // math.ceil(n / queries) - 1
         objective = KNNObjective(
             self.network_,
             # All templates chosen, there would be nothing to learn.
@@ -253,6 +278,7 @@ class SoftKNNClassifier(
             eps=self.eps,
             metric=self.metric,
             options=self.relaxation_options,
+            leave_one_out=bool(self.leave_one_out),
         )
         return Training(objective, inputs, labels, recipe, seed=seed, device=self._device())
 
@@ -361,6 +387,16 @@ class SoftKNNClassifier(
             return torch.device("cpu")
         return accelerator
 
+    def _check_device(self) -> None:
+        try:
+            torch.zeros(1, device=self._device()).cpu()
+        except (RuntimeError, TypeError, AssertionError) as error:  # the last: not compiled for it
+            reason = str(error).partition("\n")[0]
+            raise ValueError(
+                "device must be 'auto' or a device that torch can use here, such as 'cpu', "
+                f"got device={self.device!r}: {reason}"
+            ) from error
+
     def _check_parameters(self) -> tuple[Recipe, Neighbours]:
         """Before any work; the recipe, the index and the objective check what is theirs."""
         if not (self.network is None or callable(self.network)):
@@ -372,7 +408,7 @@ class SoftKNNClassifier(
         check_integer("patience", self.patience)
         if not isinstance(self.verbose, bool):
             check_integer("verbose", self.verbose, 0)
-        for name in ("standardize", "early_stopping"):
+        for name in ("standardize", "early_stopping", "leave_one_out"):
             if not isinstance(getattr(self, name), bool | np.bool_):
                 raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
         if not 0 < check_number("validation_fraction", self.validation_fraction) < 1:
@@ -380,6 +416,7 @@ class SoftKNNClassifier(
                 "validation_fraction must be between 0 and 1, "
                 f"got validation_fraction={self.validation_fraction}"
             )
+        self._check_device()
         check_options("relaxation_options", self.relaxation_options, self.relaxation)
         check_choice("index", self.index, INDICES)
         check_choice("backend", self.backend, BACKENDS)
@@ -392,6 +429,7 @@ class SoftKNNClassifier(
             momentum=check_number("momentum", self.momentum),
             weight_decay=check_number("weight_decay", self.weight_decay),
             schedule=self.schedule,
+            warmup=check_number("warmup", self.warmup),
         )
         neighbours = Neighbours(
             index=self.index, backend=self.backend, metric=self.metric, n_probe=self.n_probe
