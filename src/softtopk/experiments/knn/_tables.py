@@ -179,7 +179,7 @@ def _paper(row: Row) -> str:
 def duration(seconds: float) -> str:
     """
     >>> duration(3.21), duration(65), duration(7300)
-    ('3.2 s', '1 min 05 s', '2 h 02 min')
+    ('3.2 s', '1 min 05 s', '2 h 01 min')
     """
     if seconds < 60:
         return f"{seconds:.1f} s"
