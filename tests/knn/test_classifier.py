@@ -549,3 +549,26 @@ def test_wrong_data() -> None:
 def test_a_class_as_network() -> None:
     X, y = blobs()
     assert type(quick(network=MLP).fit(X, y).network_) is MLP
+
+
+@pytest.mark.parametrize(
+    ("network", "kind", "message"),
+    [
+        (nn.Linear, TypeError, r"cannot be called with \(4,\).*give a module"),
+        (nn.Linear(3, 2), ValueError, r"sample of shape \(4,\).*image_shape"),
+        (nn.Conv2d(1, 2, 3), ValueError, r"sample of shape \(4,\).*image_shape"),
+    ],
+)
+def test_a_network_that_does_not_fit_is_explained(network, kind, message) -> None:
+    X, y = np.random.default_rng(0).normal(size=(20, 4)), np.arange(20) % 2
+    with pytest.raises(kind, match=message):
+        SoftKNNClassifier(network, random_state=0).fit(X, y)
+
+
+def test_a_relaxation_of_the_wrong_shape_is_named() -> None:
+    def half(scores, k, *, eps=1.0, mask=None):
+        return scores[:, ::2]
+
+    X, y = np.random.default_rng(0).normal(size=(40, 4)), np.arange(40) % 2
+    with pytest.raises(ValueError, match="must return the shape of the scores"):
+        SoftKNNClassifier(relaxation=half, random_state=0).fit(X, y)

@@ -14,6 +14,8 @@ from softtopk import __version__, _environment
 if TYPE_CHECKING:
     import typer
 
+INTERRUPTED = 130  # as a shell reports it
+
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command in `argv`, by default the process's arguments, and exit."""
@@ -24,6 +26,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         if error.name != "typer":
             raise
         _run_without_typer(args)
+    except KeyboardInterrupt:  # while the command line was still being loaded
+        sys.exit(INTERRUPTED)
     else:
         app(args=args or ["--help"], prog_name="softtopk")
 

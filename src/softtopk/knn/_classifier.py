@@ -318,12 +318,11 @@ class SoftKNNClassifier(
             if isinstance(self.network, nn.Module):
                 network = copy.deepcopy(self.network)
             else:
-                network = (self.network or default_network)(self.input_shape_)
+                network = self._make_network(self.network or default_network)
             if not isinstance(network, nn.Module):
                 raise TypeError(f"network must make an nn.Module, got {type(network).__name__}")
             network = network.to(device).eval()
-            with torch.no_grad():  # also completes lazy layers
-                features = network(inputs[:1].to(device))
+            features = self._try_out(network, inputs[:1].to(device))
         if not isinstance(features, Tensor) or features.ndim != 2:
             got = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
             raise ValueError(
@@ -331,6 +330,26 @@ class SoftKNNClassifier(
                 f"features (n, d), got {got} for one sample; end it with nn.Flatten()"
             )
         return network
+
+    def _make_network(self, make: Callable[[tuple[int, ...]], nn.Module]) -> nn.Module:
+        try:
+            return make(self.input_shape_)
+        except TypeError as error:
+            raise TypeError(
+                f"network={make!r} cannot be called with {self.input_shape_}, the shape of a "
+                f"sample ({error}); give a module, or a function of that shape"
+            ) from error
+
+    def _try_out(self, network: nn.Module, inputs: Tensor) -> Any:
+        """The features of one sample; completes lazy layers too."""
+        try:
+            with torch.no_grad():
+                return network(inputs)
+        except RuntimeError as error:
+            raise ValueError(
+                f"network cannot take a sample of shape {self.input_shape_} ({error}); change it, "
+                "or set image_shape if the columns are pixels"
+            ) from error
 
     def _extract(self, inputs: Tensor) -> Floats:
         device = self._device()

@@ -317,7 +317,13 @@ class _Selection:
         return -distances
 
     def indicator(self, scores: Tensor, allowed: Tensor | None) -> Tensor:
-        return self.relaxation(scores, self.k, mask=allowed, **self.options)
+        indicator = self.relaxation(scores, self.k, mask=allowed, **self.options)
+        if indicator.shape != scores.shape:
+            raise ValueError(
+                f"relaxation {self.name!r} must return the shape of the scores, "
+                f"{tuple(scores.shape)}, got {tuple(indicator.shape)}"
+            )
+        return indicator
 
     def losses(
         self, scores: Tensor, allowed: Tensor | None, same: Tensor, objective: Objective

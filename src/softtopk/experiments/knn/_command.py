@@ -258,7 +258,7 @@ def _run_one(
     except DivergedError as error:
         report.say(f"{method.label}, seed {seed}: {error}")
         return 1
-    report.say(f"{method.label}, seed {seed}: accuracy {100 * result['accuracy']:.2f} %")
+    report.say(f"{method.label}, seed {seed}: test accuracy {100 * result['accuracy']:.2f} %")
     return 0
 
 

@@ -124,16 +124,16 @@ def tables(rows: Sequence[Row]) -> list[Table]:
     for data, group in groupby(rows, key=lambda row: row.data):
         of_data = list(group)
         varying = _varying(of_data)
-        header = ["Method", "Accuracy", "Paper", "Training time"]
-        if varying:
-            header.insert(1, "Settings")
+        compared = any(row.paper is not None for row in of_data)
+        header = ["Method", *["Settings"][: bool(varying)], "Accuracy"]
+        header += [*["Paper"][:compared], "Training time"]
         sizes = dict.fromkeys(row.images for row in of_data if row.images)
         size = ", ".join(f"{train:,} training and {test:,} test images" for train, test in sizes)
         out.append(
             Table(
                 f"{TITLES[data]}: {size or 'nothing finished'}",
                 header,
-                [_cells(row, varying) for row in of_data],
+                [_cells(row, varying, compared) for row in of_data],
             )
         )
     return out
@@ -150,26 +150,27 @@ def to_markdown(rows: Sequence[Row]) -> str:
             f"## {table.title}",
             table.to_markdown(),
             "Test accuracy in per cent: mean ± standard deviation over the seeds (their number in "
-            "brackets). The training time is that of one seed, by the clock; *Paper* is Table 1 of "
-            "Xie et al. (2020).",
+            "brackets). The training time is that of one seed, by the clock; kNN+pretrained CNN "
+            "has that of CE+CNN, whose features it takes. *Paper*: Table 1 of Xie et al. (2020).",
             "\n".join(["```", *_commands(of_data), "```"]),
             "\n".join(dict.fromkeys(f"- {source}" for row in of_data for source in row.sources)),
         ]
     return "\n\n".join(parts) + "\n"
 
 
-def _cells(row: Row, varying: Sequence[str]) -> list[str]:
+def _cells(row: Row, varying: Sequence[str], compared: bool) -> list[str]:
     cells = [row.method.label]
     if varying:
         shown = [name for name in varying if name in row.settings]
         cells.append(", ".join(f"{name} {row.settings[name]}" for name in shown))
+    paper = [_paper(row)] if compared else []
     if not row.accuracies:
-        return [*cells, "not finished", _paper(row), ""]
+        return [*cells, "not finished", *paper, ""]
     accuracy = f"{statistics.fmean(row.accuracies):.2f}"
     if len(row.accuracies) > 1:
         accuracy += f" ± {statistics.stdev(row.accuracies):.2f} ({len(row.accuracies)})"
     seconds = statistics.fmean(row.training_seconds)
-    return [*cells, accuracy, _paper(row), duration(seconds) if row.method.is_trained else "none"]
+    return [*cells, accuracy, *paper, duration(seconds) if row.method.is_trained else "none"]
 
 
 def _paper(row: Row) -> str:
@@ -215,17 +216,18 @@ def _commands(rows: Sequence[Row]) -> list[str]:
                 break
         else:
             shared.append(([row.method.name], row.seeds, settings))
-    return [_command(*group) for group in shared]
+    names = ["RUN"] if len(shared) == 1 else [f"RUN{i}" for i in range(1, len(shared) + 1)]
+    return [_command(*group, out) for group, out in zip(shared, names, strict=True)]
 
 
-def _command(names: Sequence[str], seeds: Sequence[int], settings: dict[str, Any]) -> str:
+def _command(names: Sequence[str], seeds: Sequence[int], settings: dict[str, Any], out: str) -> str:
     parts = [f"softtopk knn train --data {settings['data']}"]
     if settings["data"] != "digits":
         parts.append("--data-dir DIR")
     parts.append(f"--preset {settings['preset']} --method {_names(names)}")
     parts.append(f"--seed {','.join(map(str, seeds)) or 0}")
     parts += [_option(name, value) for name, value in changes_of(settings).items()]
-    return " ".join([*parts, "--out RUN"])
+    return " ".join([*parts, f"--out {out}"])
 
 
 def _names(names: Sequence[str]) -> str:
