@@ -229,7 +229,7 @@ def test_a_run_that_starts_again_has_no_past(tmp_path: Path) -> None:
 
 def test_tuples_in_a_config_are_equal_to_the_lists_they_become(tmp_path: Path) -> None:
     prepare(tmp_path / "run", {"shape": (1, 2)}, resume=False)
-    prepare(tmp_path / "run", {"shape": (1, 2)}, resume=True)
+    assert prepare(tmp_path / "run", {"shape": (1, 2)}, resume=True).config["shape"] == [1, 2]
 
 
 def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
