@@ -1,7 +1,7 @@
 """What a run of the kNN experiment is asked to do, and the presets.
 
-The reasons for the tuned figures stand beside them; all were chosen on images that were held out of
-the training set (``--holdout``), not on the test set.
+The reasons for the tuned figures stand beside them. They come from few trials on images held out of
+the training set, one seed each; docs/knn_experiment.md says where the test set was seen before.
 """
 
 from __future__ import annotations
