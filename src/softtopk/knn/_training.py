@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+
+from .._training import DivergedError, mix, seeded
 
 Optimizer = Literal["sgd", "adamw"]
 Schedule = Literal["constant", "cosine", "linear"]
@@ -91,10 +92,6 @@ _SCHEDULES: dict[str, Callable[[float], float]] = {
 }
 
 
-class DivergedError(RuntimeError):
-    """The loss is no longer finite."""
-
-
 class Training:
     """Trains ``objective`` on samples, one step at a time.
 
@@ -160,7 +157,7 @@ class Training:
         for group in self.optimizer.param_groups:
             group["lr"] = self.recipe.lr_at(self.step, self.total_steps)
         self.objective.train()
-        with seeded(_mix(self.seed, "step", self.step), self.device):
+        with seeded(mix(self.seed, "step", self.step), self.device):
             if self.augment is not None:
                 inputs = self.augment(inputs)
             if self.uses_templates:
@@ -198,7 +195,7 @@ class Training:
         n = len(self.inputs)
         epoch, i = divmod(step, self.steps_per_epoch)
         if epoch != self._order_epoch:
-            generator = torch.Generator().manual_seed(_mix(self.seed, "epoch", epoch))
+            generator = torch.Generator().manual_seed(mix(self.seed, "epoch", epoch))
             self._order, self._order_epoch = torch.randperm(n, generator=generator), epoch
         # Batches of equal size, up to one: a last batch of a single sample would break batch norm.
         start, end = i * n // self.steps_per_epoch, (i + 1) * n // self.steps_per_epoch
@@ -206,7 +203,7 @@ class Training:
         if not self.uses_templates:
             return queries, queries[:0]
         others = n - len(queries)
-        draw = random.Random(_mix(self.seed, "templates", step))
+        draw = random.Random(mix(self.seed, "templates", step))
         picked = torch.tensor(draw.sample(range(others), min(self.recipe.template_size, others)))
         return queries, self._order[(end + picked) % n]
 
@@ -220,20 +217,3 @@ def _optimizer(objective: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
             parameters, lr=recipe.lr, momentum=recipe.momentum, weight_decay=recipe.weight_decay
         )
     return torch.optim.AdamW(parameters, lr=recipe.lr, weight_decay=recipe.weight_decay)
-
-
-def _mix(seed: int, purpose: str, number: int) -> int:
-    """A seed for one purpose: streams of different purposes and numbers are unrelated."""
-    return random.Random(f"{seed} {purpose} {number}").getrandbits(63)
-
-
-@contextmanager
-def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Draw from generators of that seed inside; those outside are left as they were."""
-    devices = [] if device.type == "cpu" else [device]
-    with torch.random.fork_rng(devices, device_type=device.type if devices else "cuda"):
-        if devices:
-            torch.manual_seed(seed)
-        else:  # torch.manual_seed takes a millisecond, and seeds every device there is
-            torch.default_generator.manual_seed(seed)
-        yield

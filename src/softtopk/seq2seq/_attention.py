@@ -1,0 +1,53 @@
+"""Attention of a decoder over the encoder's states."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+
+class Memory(NamedTuple):
+    """What the decoder reads of the source: the same for all hypotheses of a sentence."""
+
+    values: Tensor
+    """(B, S, d)."""
+    keys: Tensor
+    """(B, S, a): the part of the attention's scores that does not depend on the query."""
+    mask: Tensor
+    """(B, S) boolean, True where there is a token."""
+
+
+class AdditiveAttention(nn.Module):
+    """Additive attention, softmax(v . tanh(W q + U m)), of Bahdanau et al. (2014).
+
+    Another attention of a `Seq2Seq` has this constructor and these two methods.
+    """
+
+    def __init__(self, query_size: int, memory_size: int, size: int) -> None:
+        super().__init__()
+        self.query = nn.Linear(query_size, size)
+        self.key = nn.Linear(memory_size, size, bias=False)
+        self.score = nn.Linear(size, 1, bias=False)
+
+    def prepare(self, values: Tensor, mask: Tensor) -> Memory:
+        """What is computed once per sentence."""
+        return Memory(values, self.key(values), mask)
+
+    def forward(self, query: Tensor, memory: Memory) -> tuple[Tensor, Tensor]:
+        """Queries (B * k, q) -> contexts (B * k, d) and weights (B * k, S).
+
+        The k queries of a sentence stand next to each other.
+        """
+        batch, length, _ = memory.keys.shape
+        query = self.query(query).view(batch, -1, 1, memory.keys.shape[-1])
+        scores = self.score(torch.tanh(query + memory.keys.unsqueeze(1))).squeeze(-1)
+        weights = self.weights(scores.masked_fill(~memory.mask.unsqueeze(1), -math.inf))
+        context = weights @ memory.values
+        return context.flatten(0, 1), weights.view(-1, length)
+
+    def weights(self, scores: Tensor) -> Tensor:
+        """Scores (B, k, S), -inf where there is no token -> weights, summing to one."""
+        return scores.softmax(-1)
