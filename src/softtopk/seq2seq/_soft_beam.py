@@ -176,9 +176,7 @@ def soft_beam_search(
         proposal = propose(step, beam, embedding, selection, eos, wanted)
         beam = accept(proposal, eos)
         moves.append(proposal.move)
-    tokens = backtrack(
-        moves, max_len - 1, torch.arange(beam_size, device=embedding.device), eos, pad
-    )
+    tokens = backtrack(moves, eos, pad)
     along = None
     if gold is not None and lengths is not None:
         along = gold_along_best(moves, lengths).masked_fill(gold == pad, 0.0)
