@@ -602,18 +602,21 @@ def soft_beam_nats(
     normalized: bool = False,
     bos: int = 2,
     eos: int = 3,
-) -> Tensor:
-    """Summed negative log-likelihood of ``gold``, its end token included, along a soft sequence."""
+) -> tuple[Tensor, int]:
+    """Summed negative log-likelihood of ``gold`` along a soft sequence, and the positions summed.
+
+    The end token of ``gold`` counts too.
+    """
     options = {"beam_size": beam_size, "eps": eps, "normalized": normalized, "eos": eos}
     if follow == "gold":
-        return _nats_along_gold(step, state, embedding, gold, bos=bos, **options)
+        return _nats_along_gold(step, state, embedding, gold, bos=bos, **options), len(gold)
     best = best_of(soft_beam(step, state, embedding, len(gold), bos=bos, **options))
-    total = embedding.new_zeros(())
+    total, counted = embedding.new_zeros(()), 0
     for row, token, own in zip(best.log_probs, gold, best.tokens, strict=True):
-        total = total - row[token]
+        total, counted = total - row[token], counted + 1
         if follow == "until-departure" and own != token:
             break
-    return total
+    return total, counted
 
 
 def _nats_along_gold(
