@@ -587,7 +587,7 @@ def soft_beam(
 
 
 def best_of(beam: Sequence[Hypothesis]) -> Hypothesis:
-    return max(beam, key=lambda hypothesis: float(hypothesis.log_likelihood))
+    return max(beam, key=lambda hypothesis: hypothesis.log_likelihood.item())
 
 
 def soft_beam_nats(
@@ -702,7 +702,7 @@ def hard_beam(
     for _ in range(max_len):
         rows, states = _run(step, beam)
         extensions = _extensions(beam, rows, eos)
-        extensions.sort(key=lambda extension: -float(extension.log_likelihood))
+        extensions.sort(key=lambda extension: -extension.log_likelihood.item())
         beam = [
             Hypothesis(
                 (*beam[parent].tokens, token),
@@ -712,7 +712,7 @@ def hard_beam(
             )
             for parent, token, log_likelihood in extensions[:beam_size]
         ]
-    return [(until_end(h.tokens, eos), float(h.log_likelihood)) for h in beam]
+    return [(until_end(h.tokens, eos), h.log_likelihood.item()) for h in beam]
 
 
 def until_end(tokens: Sequence[int], eos: int = 3) -> tuple[int, ...]:
@@ -735,7 +735,7 @@ def all_sequences(
     sequences = {until_end(tokens, eos) for tokens in itertools.product(vocabulary, repeat=max_len)}
     scored = []
     for tokens in sequences:
-        log_likelihood = -float(forced_nats(step, state, embedding, tokens, bos=bos))
+        log_likelihood = -forced_nats(step, state, embedding, tokens, bos=bos).item()
         scored.append((tokens, log_likelihood / len(tokens) ** length_penalty))
     return sorted(scored, key=lambda pair: -pair[1])
 
