@@ -89,8 +89,14 @@ def test_shared_arguments(function, changes, kind, message):
 @pytest.mark.parametrize("function", [soft_beam_search, *LOSSES])
 @pytest.mark.parametrize(
     ("eps", "kind"),
-    [(0.0, ValueError), (-1, ValueError), (math.nan, ValueError), (math.inf, ValueError)]
-    + [("0.1", TypeError), (None, TypeError)],
+    [
+        (0.0, ValueError),
+        (-1, ValueError),
+        (math.nan, ValueError),
+        (math.inf, ValueError),
+        ("0.1", TypeError),
+        (None, TypeError),
+    ],
 )
 def test_eps(function, eps, kind):
     with pytest.raises(kind, match=rf"eps must be .* got eps={re.escape(repr(eps))}"):

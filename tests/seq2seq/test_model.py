@@ -5,6 +5,7 @@ import pickle
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import save_file
 
 from softtopk.seq2seq import (
     AdditiveAttention,
@@ -144,6 +145,45 @@ def test_attention_is_pluggable():
     torch.testing.assert_close(context[2], memory.values[1, :3].mean(0))
 
 
+def test_scheduled_sampling():
+    """With probability 0 teacher forcing; with 1 no token after the first is gold's."""
+    net = model()
+    forced = net(SOURCE, INPUTS)
+    assert torch.equal(net(SOURCE, INPUTS, sampling=0.0), forced)
+    torch.manual_seed(1)
+    sampled = net(SOURCE, INPUTS, sampling=1.0)
+    assert torch.equal(sampled[:, 0], forced[:, 0])
+    assert not torch.isclose(sampled[:, 1:], forced[:, 1:]).all()
+    torch.manual_seed(1)
+    other = torch.cat([INPUTS[:, :1], INPUTS[:, 1:].flip(1)], 1)
+    assert torch.equal(net(SOURCE, other, sampling=1.0), sampled)
+    with pytest.raises(ValueError, match="sampling must be between 0 and 1, got sampling=1.5"):
+        net(SOURCE, INPUTS, sampling=1.5)
+
+
+def test_scheduled_sampling_draws_from_the_model():
+    """One token of probability one: feeding it is the same as sampling."""
+    net = model()
+    with torch.no_grad():
+        net.output.bias[7] = 1e3
+    inputs = torch.tensor([[2, 7, 7, 7]] * 2)
+    torch.testing.assert_close(net(SOURCE, INPUTS, sampling=1.0), net(SOURCE, inputs))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden": 0}, "hidden must be at least 1, got hidden=0"),
+        ({"cell": "rnn"}, "cell must be one of 'gru', 'lstm', got cell='rnn'"),
+        ({"dropout": 1.0}, "dropout must be .* below 1, got 1.0"),
+        ({"pad": -1}, "pad must be at least 0, got pad=-1"),
+    ],
+)
+def test_configurations_are_checked(changes, message):
+    with pytest.raises(ValueError, match=message):
+        model(**changes)
+
+
 # ------------------------------------------------------------------------------------------- files
 
 
@@ -170,3 +210,22 @@ def test_a_pickle_is_refused(tmp_path):
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"nothing\.safetensors"):
         Seq2Seq.load(tmp_path / "nothing.safetensors")
+
+
+def test_damaged_and_foreign_files_are_refused(tmp_path):
+    path = tmp_path / "model.safetensors"
+    model().float().save(path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match=r"model\.safetensors is not a file that Seq2Seq"):
+        Seq2Seq.load(path)
+    save_file({"weight": torch.zeros(2)}, path)
+    with pytest.raises(ValueError, match=r"model\.safetensors is not .* format"):
+        Seq2Seq.load(path)
+
+
+def test_weights_of_another_model_are_refused():
+    weights = model("lstm").state_dict()
+    weights["other"] = weights.pop("readout.weight")
+    with pytest.raises(ValueError, match=r"do not fit.* other, readout\.weight"):
+        model("lstm").load_weights(weights)
