@@ -73,7 +73,7 @@ def beam_search(
     for _ in range(max_len):
         log_probs, state = step(embedding[last.flatten()], state)
         log_probs = check_log_probs(log_probs, last.numel(), vocabulary)
-        extended = extend(likelihoods, log_probs.view(batch, beam_size, -1), finished, eos)
+        extended = extend(likelihoods, log_probs.reshape(batch, beam_size, -1), finished, eos)
         grown = (lengths + ~finished).to(extended.dtype).unsqueeze(-1) ** length_penalty
         best = best_candidates(extended / grown, beam_size)
         likelihoods = extended.flatten(1).gather(1, best.parents * vocabulary + best.tokens)

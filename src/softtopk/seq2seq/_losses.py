@@ -70,15 +70,15 @@ def hybrid_loss(
     """
     rho = check_share("rho", rho)
     check_choice("objective", objective, ("soft-beam", "membership"))
-    loss = torch.zeros((), dtype=embedding.dtype, device=embedding.device)
+    parts = []
     if rho > 0:
         if teacher_forcing is None:
             teacher_forcing = teacher_forcing_loss(
                 step, init_state, embedding, gold, bos=bos, pad=pad
             )
-        loss = loss + rho * teacher_forcing
+        parts.append(rho * teacher_forcing)
     if rho < 1:
         search = soft_beam_loss if objective == "soft-beam" else beam_membership_loss
         found = search(step, init_state, embedding, gold, bos=bos, eos=eos, pad=pad, **options)
-        loss = loss + (1 - rho) * found
-    return loss
+        parts.append((1 - rho) * found)
+    return torch.stack(parts).sum()

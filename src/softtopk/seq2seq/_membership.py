@@ -61,7 +61,7 @@ def beam_membership_loss(
     memberships = []
     for wanted in gold.unsqueeze(-1).unbind(1):
         log_probs, state = step(inputs, state)
-        log_probs = check_log_probs(log_probs, batch * beam_size, vocabulary).view(batch, -1)
+        log_probs = check_log_probs(log_probs, batch * beam_size, vocabulary).reshape(batch, -1)
         extended = extend(scores, log_probs.view(batch, beam_size, -1), finished, eos)
         gold_place = held * vocabulary + wanted
         extended.flatten(1).scatter_(1, gold_place, -math.inf)  # gold comes first, and once

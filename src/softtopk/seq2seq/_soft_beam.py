@@ -203,7 +203,7 @@ def propose(
     batch, k = beam.scores.shape
     vocabulary = embedding.shape[0]
     log_probs, state = step(beam.inputs, beam.state)
-    log_probs = check_log_probs(log_probs, batch * k, vocabulary).view(batch, k * vocabulary)
+    log_probs = check_log_probs(log_probs, batch * k, vocabulary).reshape(batch, k * vocabulary)
     extended = extend(beam.scores, log_probs.view(batch, k, -1), beam.finished, eos)
     found, eps = selection.candidates(extended)
 

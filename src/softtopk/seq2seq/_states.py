@@ -95,7 +95,7 @@ def mix_rows(state: S, weights: Tensor, parents: Tensor) -> S:
     def mix(x: Tensor) -> Tensor:
         if not x.is_floating_point():
             return take_rows(x, parents)
-        rows = x.view(batch, k, -1)
+        rows = x.reshape(batch, k, -1)
         return (weights.mT.to(x.dtype) @ rows).view(-1, *x.shape[1:])
 
     return map_state(mix, state)
