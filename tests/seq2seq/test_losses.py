@@ -91,7 +91,7 @@ SOFT = {"objective": "soft-beam", "eps": 0.1}
         pytest.param(False, {**SOFT, "rho": 0.8}, id="copy-paper"),
         pytest.param(True, {**SOFT, "rho": 0.8}, id="reversal-paper"),
         pytest.param(
-            *(True, {**SOFT, "rho": 0.2, "follow": "until-departure"}),
+            *(True, {**SOFT, "rho": 0.5, "follow": "until-departure"}),
             id="reversal-until-departure",
         ),
         pytest.param(True, {**SOFT, "rho": 0, "follow": "gold"}, id="reversal-gold"),
