@@ -39,7 +39,8 @@ def train(
     """Train to the end, from the run's checkpoint if it has one; returns the seconds it took.
 
     ``evaluate`` is called at the end of every epoch, and its figures go into the epoch's record.
-    What it changes belongs to the training's state: an epoch's checkpoint is made after it. Where
+    What it changes belongs to the training's state: an epoch's checkpoint is made after it. The
+    last epoch ends with the training, even if that has fewer steps left. Where
     ``steps_per_epoch`` is not a pass through the data, ``period`` is the name of what it is.
 
     Raises `Interrupted`, with the state saved, if that is requested.
@@ -69,14 +70,16 @@ def train(
             means = {
                 name: total / (rest or training.steps_per_epoch) for name, total in sums.items()
             }
-            task.update(training.step, epoch + (rest > 0), means)
-            if rest == 0:
+            epoch += rest > 0  # the number of the one at hand
+            task.update(training.step, epoch, means)
+            ended = rest == 0 or training.step >= training.total_steps
+            if ended:
                 means.update(evaluate() if evaluate else {})
                 elapsed = time.perf_counter() - start
                 run.log({period: epoch, "step": training.step, **means, "seconds": elapsed})
                 task.epoch_done(epoch, means)
                 sums = {}
-            if rest == 0 or time.perf_counter() - saved > seconds_between_checkpoints:
+            if ended or time.perf_counter() - saved > seconds_between_checkpoints:
                 save()
                 saved = time.perf_counter()
     return time.perf_counter() - start
