@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from softtopk.knn._training import DivergedError, Outcome, Recipe, Training
+from softtopk.knn import DivergedError, Outcome, Recipe, Training
 
 
 class Recorder(nn.Module):

@@ -7,11 +7,12 @@ training loop of your own. Both that classifier and `Neighbours`, its search, ne
 
 from typing import TYPE_CHECKING, Any
 
+from .._training import DivergedError
 from ._distances import pairwise_distances
 from ._extras import require
 from ._loss import KNNObjective, knn_loss, soft_vote
 from ._networks import MLP, ConvNet, ResNet, default_network, resnet18
-from ._training import DivergedError, Outcome, Recipe, Training
+from ._training import Outcome, Recipe, Training
 
 if TYPE_CHECKING:
     from ._classifier import SoftKNNClassifier

@@ -22,6 +22,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
+from .._training import DivergedError, seeded
 from ..functional._arguments import check_choice
 from ._checks import check_integer, check_number
 from ._distances import Metric
@@ -29,7 +30,7 @@ from ._loss import KNNObjective, Objective, RelaxationLike, check_options
 from ._neighbours import BACKENDS, INDICES, Backend, Floats, Index, Ints, Neighbours
 from ._networks import default_network
 from ._progress import Progress
-from ._training import DivergedError, Optimizer, Recipe, Schedule, Training, seeded
+from ._training import Optimizer, Recipe, Schedule, Training
 
 #: A network, or what makes one for samples of a shape.
 NetworkLike = nn.Module | Callable[[tuple[int, ...]], nn.Module]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from typing import NamedTuple
 
 import torch
@@ -20,11 +21,29 @@ class Memory(NamedTuple):
     """(B, S) boolean, True where there is a token."""
 
 
-class AdditiveAttention(nn.Module):
-    """Additive attention, softmax(v . tanh(W q + U m)), of Bahdanau et al. (2014).
+class Attention(nn.Module, ABC):
+    """What a `Seq2Seq` asks of its attention.
 
-    Another attention of a `Seq2Seq` has this constructor and these two methods.
+    Args:
+        query_size: Of the decoder's state.
+        memory_size: Of the encoder's states.
+        size: Of the attention itself.
     """
+
+    @abstractmethod
+    def prepare(self, values: Tensor, mask: Tensor) -> Memory:
+        """What is computed once per sentence, of states (B, S, m) and where there are tokens."""
+
+    @abstractmethod
+    def forward(self, query: Tensor, memory: Memory) -> tuple[Tensor, Tensor]:
+        """Queries (B * k, q) -> contexts (B * k, m) and weights (B * k, S).
+
+        The k queries of a sentence stand next to each other.
+        """
+
+
+class AdditiveAttention(Attention):
+    """Additive attention, softmax(v . tanh(W q + U m)), of Bahdanau et al. (2014)."""
 
     def __init__(self, query_size: int, memory_size: int, size: int) -> None:
         super().__init__()
@@ -33,14 +52,9 @@ class AdditiveAttention(nn.Module):
         self.score = nn.Linear(size, 1, bias=False)
 
     def prepare(self, values: Tensor, mask: Tensor) -> Memory:
-        """What is computed once per sentence."""
         return Memory(values, self.key(values), mask)
 
     def forward(self, query: Tensor, memory: Memory) -> tuple[Tensor, Tensor]:
-        """Queries (B * k, q) -> contexts (B * k, d) and weights (B * k, S).
-
-        The k queries of a sentence stand next to each other.
-        """
         batch, length, _ = memory.keys.shape
         query = self.query(query).view(batch, -1, 1, memory.keys.shape[-1])
         scores = self.score(torch.tanh(query + memory.keys.unsqueeze(1))).squeeze(-1)

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from ._attention import AdditiveAttention, Memory
+from ._attention import AdditiveAttention, Attention, Memory
+from ._states import DecoderStep
 
 Cell = Literal["gru", "lstm"]
 State = Tensor | tuple[Tensor, Tensor]
@@ -39,7 +40,7 @@ class Seq2Seq(nn.Module):
     def __init__(
         self,
         config: Seq2SeqConfig,
-        attention: Callable[[int, int, int], nn.Module] = AdditiveAttention,
+        attention: Callable[[int, int, int], Attention] = AdditiveAttention,
     ) -> None:
         super().__init__()
         self.config = config
@@ -98,6 +99,15 @@ class Seq2Seq(nn.Module):
 
     def embed(self, tokens: Tensor) -> Tensor:
         return self.dropout(self.target_embedding(tokens))
+
+    def decoder(self, memory: Memory) -> DecoderStep:
+        """The decoder as the searches and losses take it, for the sentences of ``memory``."""
+
+        def step(inputs: Tensor, state: State) -> tuple[Tensor, State]:
+            features, state = self.step(self.dropout(inputs), state, memory)
+            return self.logits(features).log_softmax(-1), state
+
+        return step
 
     def forward(self, source: Tensor, inputs: Tensor) -> Tensor:
         """Teacher forcing: source (B, S) and the tokens before each target (B, T) -> (B, T, V)."""

@@ -1,0 +1,84 @@
+"""Teacher forcing, and its mixture with a loss of the search."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ._checks import check_choice, check_gold, check_log_probs, check_search, check_share
+from ._membership import beam_membership_loss
+from ._soft_beam import soft_beam_loss
+from ._states import DecoderStep, State
+
+Objective = Literal["soft-beam", "membership"]
+
+
+def teacher_forcing_loss(
+    step: DecoderStep,
+    init_state: State,
+    embedding: Tensor,
+    gold: Tensor,
+    *,
+    bos: int = 2,
+    pad: int = 0,
+) -> Tensor:
+    """Negative log-likelihood of ``gold`` (B, T), fed with itself, in nats per gold token."""
+    batch, vocabulary = check_search(init_state, embedding, 1, bos=bos, pad=pad)
+    check_gold(gold, batch, vocabulary, pad)
+    state, last = init_state, torch.full_like(gold[:, 0], bos)
+    likelihoods = []
+    for token in gold.unbind(1):
+        log_probs, state = step(embedding[last], state)
+        log_probs = check_log_probs(log_probs, batch, vocabulary)
+        likelihoods.append(log_probs.gather(1, token.unsqueeze(1)))
+        last = token
+    counted = gold != pad
+    return -torch.cat(likelihoods, 1).masked_fill(~counted, 0.0).sum() / counted.sum()
+
+
+def hybrid_loss(
+    step: DecoderStep,
+    init_state: State,
+    embedding: Tensor,
+    gold: Tensor,
+    *,
+    rho: float = 0.8,
+    objective: Objective = "soft-beam",
+    teacher_forcing: Tensor | None = None,
+    bos: int = 2,
+    eos: int = 3,
+    pad: int = 0,
+    **options: Any,
+) -> Tensor:
+    """rho * teacher forcing + (1 - rho) * a loss of the search, in nats per gold token.
+
+    The paper maximises rho L_tf + (1 - rho) L_SOFT, a sum of likelihoods, each a product over the
+    tokens. Those underflow, and their sum is that of the larger one. Here each is replaced by its
+    logarithm per token. The gradients are then those of log L_tf and log L_SOFT with the weights
+    rho and 1 - rho, where the paper's sum weighs them with rho L_tf and (1 - rho) L_SOFT.
+
+    Args:
+        step, init_state, embedding, gold, bos, eos, pad: As for `soft_beam_loss`.
+        rho: Teacher forcing ratio; the part whose weight is 0 is not computed.
+        objective: ``"soft-beam"`` for `soft_beam_loss`, ``"membership"`` for
+            `beam_membership_loss`.
+        teacher_forcing: That loss, if it is there already: a model that knows all inputs in
+            advance computes it faster than step by step.
+        options: Further arguments of the objective.
+    """
+    rho = check_share("rho", rho)
+    check_choice("objective", objective, ("soft-beam", "membership"))
+    loss = torch.zeros((), dtype=embedding.dtype, device=embedding.device)
+    if rho > 0:
+        if teacher_forcing is None:
+            teacher_forcing = teacher_forcing_loss(
+                step, init_state, embedding, gold, bos=bos, pad=pad
+            )
+        loss = loss + rho * teacher_forcing
+    if rho < 1:
+        search = soft_beam_loss if objective == "soft-beam" else beam_membership_loss
+        found = search(step, init_state, embedding, gold, bos=bos, eos=eos, pad=pad, **options)
+        loss = loss + (1 - rho) * found
+    return loss
