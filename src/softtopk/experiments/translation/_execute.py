@@ -15,7 +15,7 @@ from ..runs import Interrupt, Report, Run, train
 from ._batches import Pair, batches_per_epoch
 from ._corpus import Split
 from ._decoding import Translator, evaluate, signatures, spaced
-from ._prepared import Prepared
+from ._pieces import Prepared
 from ._settings import MODEL, PRETRAIN, Settings, make_recipe
 from ._training import Training
 

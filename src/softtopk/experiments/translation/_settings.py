@@ -139,7 +139,7 @@ CORPUS = ("data", "source", "target", "max_words", "subset", "vocab")
 """The settings that determine the text and the pieces."""
 MODEL = ("cell", "hidden", "embedding", "tied")
 """The settings that determine the shapes of the weights."""
-_PRETRAIN_ONLY = ("pretrain_epochs", "pretrain_lr", "pretrain_final_lr")
+PRETRAIN_ONLY = ("pretrain_epochs", "pretrain_lr", "pretrain_final_lr")
 _SEARCH = {
     "soft-beam": ("beam", "eps", "normalize", "solver", "follow"),
     "membership": ("beam", "eps", "candidates"),
