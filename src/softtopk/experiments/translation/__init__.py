@@ -8,6 +8,7 @@ RUN/<stage>/seed-<seed>. RUN/data has the text and the pieces of words, so that 
 that is needed to go on, to evaluate and to translate.
 """
 
+from ._builtin import builtin_corpus
 from ._command import (
     Plan,
     compare,
@@ -18,16 +19,27 @@ from ._command import (
     train,
     translate,
 )
+from ._corpus import Corpus, Split, read_corpus
+from ._pieces import Pieces, Prepared, pairs_of, prepare, train_pieces
 from ._settings import parse_beams
 
 __all__ = [
+    "Corpus",
+    "Pieces",
     "Plan",
+    "Prepared",
+    "Split",
+    "builtin_corpus",
     "compare",
     "evaluate",
     "make_plan",
+    "pairs_of",
     "parse_beams",
+    "prepare",
     "prepare_data",
+    "read_corpus",
     "read_lines",
     "train",
+    "train_pieces",
     "translate",
 ]

@@ -19,7 +19,7 @@ import torch
 from softtopk._training import DivergedError
 from softtopk.seq2seq import Seq2Seq
 
-from .._files import opened, replacing
+from .._files import opened
 from ..errors import UsageError, require
 from ..runs import (
     INTERRUPTED,
@@ -270,7 +270,9 @@ def translate(
         Seq2Seq.load(run.weights), prepared.source, prepared.target, width, penalty, n_best
     )
     numbered = enumerate(lines)
-    while chunk := [(number, _decoded(line, number)) for number, line in islice(numbered, batch_size)]:
+    while chunk := [
+        (number, _decoded(line, number)) for number, line in islice(numbered, batch_size)
+    ]:
         asked = [(number, text) for number, text in chunk if text.strip()]
         found = dict(
             zip((n for n, _ in asked), translator([text for _, text in asked]), strict=True)

@@ -107,9 +107,7 @@ def make_training(
         return scores[str(beam)]["bleu"]
 
     recipe = make_recipe(stage, settings, batches_per_epoch(len(pairs), settings.batch_size))
-    return Training(
-        model, pairs, recipe, seed=seed, validate=validate, device=settings.device
-    )
+    return Training(model, pairs, recipe, seed=seed, validate=validate, device=settings.device)
 
 
 def evaluate_beams(

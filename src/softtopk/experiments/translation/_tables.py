@@ -12,15 +12,14 @@ from ..errors import UsageError
 from ..runs import Run, Table, as_option, provenance
 from ._settings import (
     BUILTIN,
-    CORPUS,
     MODEL,
     PRETRAIN,
     PRETRAIN_ONLY,
     STAGES,
+    Settings,
     changes_of,
     relevant_settings,
     search_options,
-    Settings,
     settings_in,
 )
 
@@ -61,7 +60,9 @@ class Row:
 
     @property
     def beams(self) -> tuple[int, ...]:
-        found = (result[split] for result in self.results.values() for split in SPLITS if split in result)
+        found = (
+            result[split] for result in self.results.values() for split in SPLITS if split in result
+        )
         return tuple(sorted({int(beam) for scores in found for beam in scores}))
 
     @property
@@ -122,15 +123,15 @@ def collect(runs: Iterable[Run]) -> list[Row]:
         elif run.result and run.result["valid"] != other.result["valid"]:
             raise UsageError(f"{run.path} and {other.path} differ in their result only: give one")
     rows = [
-        _row(stage, init, dict(items), group)
-        for (stage, _, init, *items), group in groups.items()
+        _row(stage, init, dict(items), group) for (stage, _, init, *items), group in groups.items()
     ]
-    return sorted(rows, key=lambda row: (row.corpus["name"], row.corpus["fingerprint"], STAGES.index(row.stage)))
+    return sorted(
+        rows,
+        key=lambda row: (row.corpus["name"], row.corpus["fingerprint"], STAGES.index(row.stage)),
+    )
 
 
-def _row(
-    stage: str, init: str | None, settings: dict[str, Any], runs: dict[int, Run]
-) -> Row:
+def _row(stage: str, init: str | None, settings: dict[str, Any], runs: dict[int, Run]) -> Row:
     done = {seed: run.result for seed, run in sorted(runs.items()) if run.result}
     sources = (
         f"{provenance(runs[seed].environment)}, threads: {runs[seed].config['threads']}"
