@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -13,6 +13,9 @@ from softtopk.seq2seq import Seq2Seq, beam_search
 from ._batches import pad_rows
 from ._corpus import Split
 from ._pieces import Pieces
+
+if TYPE_CHECKING:
+    from sacrebleu.metrics.base import Metric
 
 BATCH_SIZE = 64  # sentences at a time
 
@@ -99,8 +102,9 @@ def signatures(split: Split) -> dict[str, str]:
     return out
 
 
-def _metrics() -> dict[str, object]:
-    from sacrebleu.metrics import BLEU, CHRF
+def _metrics() -> dict[str, Metric]:
+    from sacrebleu.metrics.bleu import BLEU
+    from sacrebleu.metrics.chrf import CHRF
 
     return {"bleu": BLEU(), "chrf": CHRF()}
 

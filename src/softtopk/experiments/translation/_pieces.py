@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -131,12 +131,15 @@ class Prepared:
     and the share of unknown pieces."""
 
 
-def prepare(corpus: Corpus, vocab_size: int, folder: Path) -> Prepared:
+def prepare(corpus: Corpus, vocab_size: int, folder: Path, pieces: Path | None = None) -> Prepared:
     """Learn the pieces of a corpus, or take those in the folder, if they are of this corpus.
 
     The folder gets `pieces.en.model`, `pieces.fr.model` and `prepared.json`, of which the last is
-    written last: after a crash before that, everything is made again.
+    written last: after a crash before that, everything is made again. With `pieces`, a folder that
+    has such models, they are copied and nothing is learned.
     """
+    languages = (corpus.source, corpus.target)
+    given = {language: _given(pieces, language) for language in languages} if pieces else {}
     asked = {
         "format": FORMAT,
         "source": corpus.source,
@@ -145,8 +148,8 @@ def prepare(corpus: Corpus, vocab_size: int, folder: Path) -> Prepared:
         "vocab": vocab_size,
     }
     if (folder / RECORD).exists():
-        return _reuse(corpus, asked, folder)
-    sides = {
+        return _reuse(corpus, asked, folder, given)
+    sides = given or {
         corpus.source: Pieces(_train(corpus.source, corpus.train.sources, vocab_size)),
         corpus.target: Pieces(_train(corpus.target, corpus.train.targets, vocab_size)),
     }
@@ -154,8 +157,8 @@ def prepare(corpus: Corpus, vocab_size: int, folder: Path) -> Prepared:
         **asked,
         "corpus": corpus.name,
         "dropped": corpus.dropped,
-        "sizes": {language: pieces.size for language, pieces in sides.items()},
-        "sha256": {language: _sha256(pieces.model) for language, pieces in sides.items()},
+        "sizes": {language: side.size for language, side in sides.items()},
+        "sha256": {language: _sha256(side.model) for language, side in sides.items()},
         "parts": {
             part: {
                 "pairs": len(split),
@@ -166,12 +169,22 @@ def prepare(corpus: Corpus, vocab_size: int, folder: Path) -> Prepared:
         },
     }
     try:
-        for language, pieces in sides.items():
-            write_atomic(_model_path(folder, language), pieces.model)
+        for language, side in sides.items():
+            write_atomic(_model_path(folder, language), side.model)
         write_json(folder / RECORD, record)
     except OSError as error:
         raise UsageError(f"{folder}: cannot write there: {error}") from error
     return Prepared(corpus, sides[corpus.source], sides[corpus.target], record)
+
+
+def _given(folder: Path, language: str) -> Pieces:
+    path = _model_path(folder, language)
+    try:
+        return Pieces(path.read_bytes())
+    except OSError as error:
+        raise UsageError(f"--pieces {folder}: {path.name}: {error.strerror}") from error
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from error
 
 
 def _train(language: str, sentences: Sequence[str], vocab_size: int) -> bytes:
@@ -187,7 +200,9 @@ def _counts(rows: Sequence[Sequence[int]]) -> dict[str, Any]:
     return {"tokens": tokens, "unknown": unknown / max(tokens, 1)}
 
 
-def _reuse(corpus: Corpus, asked: dict[str, Any], folder: Path) -> Prepared:
+def _reuse(
+    corpus: Corpus, asked: dict[str, Any], folder: Path, given: Mapping[str, Pieces]
+) -> Prepared:
     path = folder / RECORD
     record = read_json(path)
     if not isinstance(record, dict) or record.get("format") != FORMAT:
@@ -196,6 +211,11 @@ def _reuse(corpus: Corpus, asked: dict[str, Any], folder: Path) -> Prepared:
         f"{name} was {record.get(name)!r}, not {value!r}"
         for name, value in asked.items()
         if record.get(name) != value
+    ]
+    changes += [
+        f"the pieces of {language} were others"
+        for language, side in given.items()
+        if record["sha256"].get(language) != _sha256(side.model)
     ]
     if changes:
         raise UsageError(
