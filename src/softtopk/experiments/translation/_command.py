@@ -204,7 +204,7 @@ def evaluate(
         penalty = settings.length_penalty if length_penalty is None else length_penalty
         if penalty < 0:
             raise UsageError(f"--length-penalty {penalty:g}: give at least 0")
-        prepared, model = _data_of(_root(run)), Seq2Seq.load(run.weights)
+        prepared, model = _data_of(_root(run)), _model(run.weights)
         part = dict(prepared.corpus.parts)[split]
         scores = evaluate_beams(model, prepared, part, sizes, penalty)
         records += [
@@ -267,7 +267,7 @@ def translate(
         raise UsageError(f"--length-penalty {penalty:g}: give at least 0")
     prepared = _data_of(_root(run))
     translator = Translator(
-        Seq2Seq.load(run.weights), prepared.source, prepared.target, width, penalty, n_best
+        _model(run.weights), prepared.source, prepared.target, width, penalty, n_best
     )
     numbered = enumerate(lines)
     while chunk := [
@@ -391,9 +391,16 @@ def _data_of(out: Path) -> Prepared:
     return read_folder(out / DATA, config["source"], config["target"], config["vocab"])
 
 
+def _model(file: Path) -> Seq2Seq:
+    try:
+        return Seq2Seq.load(file)
+    except (OSError, ValueError) as error:
+        raise UsageError(str(error)) from error
+
+
 def _load(file: Path, settings: Settings, prepared: Prepared) -> Seq2Seq:
     """The weights, if they are of this model."""
-    model = Seq2Seq.load(file)
+    model = _model(file)
     wanted = {
         "source_vocab": prepared.source.size,
         "target_vocab": prepared.target.size,
@@ -425,7 +432,7 @@ def _weights_file(path: Path) -> Path:
 
 def _settings_of_weights(file: Path, given: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that a model's weights bring with them: its shape and its languages."""
-    config = Seq2Seq.load(file).config
+    config = _model(file).config
     shape = {name: getattr(config, name) for name in MODEL}
     for name, value in shape.items():
         if given.get(name, value) != value:

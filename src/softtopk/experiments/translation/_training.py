@@ -185,9 +185,9 @@ class Training:
         inputs = torch.cat(
             [torch.full_like(batch.target[:, :1], config.bos), batch.target[:, :-1]], 1
         )
-        logits = model.logits(model.unroll(inputs, state, memory))
+        features = model.unroll(inputs, state, memory, sampling=recipe.scheduled_sampling)
         forced = F.cross_entropy(
-            logits.flatten(0, 1),
+            model.logits(features).flatten(0, 1),
             batch.target.flatten(),
             ignore_index=config.pad,
             label_smoothing=recipe.label_smoothing,
