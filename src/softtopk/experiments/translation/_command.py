@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -38,7 +38,7 @@ from ..runs import (
     write_tables,
 )
 from ._batches import Pair
-from ._data import is_prepared, load_corpus, make_folder_of, read_folder
+from ._data import is_prepared, load_corpus, make_folder_of, read_folder, vocab_of
 from ._decoding import BATCH_SIZE, Translation, Translator, signatures
 from ._execute import evaluate_beams, execute
 from ._pieces import Prepared, pairs_of
@@ -128,8 +128,10 @@ def make_plan(
     settings = Settings(**{**base, **given})
     if pieces is None and is_prepared(settings.data):
         pieces = Path(settings.data)
-    if pieces is not None and "vocab" in given:
-        raise UsageError(f"--vocab {given['vocab']}: leave it out, the pieces of {pieces} are used")
+    if pieces is not None:
+        if "vocab" in given:
+            raise UsageError(f"--vocab {given['vocab']}: leave it out, {pieces} has the pieces")
+        settings = replace(settings, vocab=vocab_of(pieces) or settings.vocab)
     if weights and not settings.updates:
         raise UsageError("--updates 0: with --init there is no pre-training; give 1 or more")
     return Plan(
@@ -347,6 +349,7 @@ def _run_one(
             "target": corpus.target,
             "fingerprint": corpus.fingerprint,
             "pairs": {part: len(split) for part, split in corpus.parts},
+            "builtin": settings.data == BUILTIN,
             "max_words": settings.max_words,
             "subset": settings.subset,
         },

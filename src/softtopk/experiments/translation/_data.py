@@ -19,6 +19,11 @@ def is_prepared(folder: str | Path) -> bool:
     return (Path(folder) / RECORD).is_file()
 
 
+def vocab_of(folder: Path) -> int | None:
+    """The number of pieces that a prepared folder was asked for."""
+    return read_json(folder / RECORD).get("vocab") if is_prepared(folder) else None
+
+
 def load_corpus(settings: Settings) -> Corpus:
     """The text that the settings name, as much of it as they ask for."""
     if settings.data == BUILTIN:

@@ -115,6 +115,10 @@ class Settings:
             if getattr(self, name) not in choices:
                 wanted = ", ".join(choice or "none" for choice in choices)
                 raise UsageError(f"{_flag(name)} {getattr(self, name)!r}: give one of {wanted}")
+        if self.candidates <= self.beam:
+            raise UsageError(
+                f"--candidates {self.candidates}: give more than --beam, which is {self.beam}"
+            )
         if self.source == self.target:
             raise UsageError(f"--target {self.target!r}: give another language than --source")
         if not self.eval_beams or min(self.eval_beams) < 1:

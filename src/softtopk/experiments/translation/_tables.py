@@ -11,7 +11,6 @@ from typing import Any
 from ..errors import UsageError
 from ..runs import Run, Table, as_option, provenance
 from ._settings import (
-    BUILTIN,
     MODEL,
     PRETRAIN,
     PRETRAIN_ONLY,
@@ -341,7 +340,7 @@ def _command(
     out: str,
 ) -> str:
     parts = ["softtopk translate train"]
-    if corpus["name"] != BUILTIN:
+    if not corpus["builtin"]:
         parts.append(f"--data DIR --source {corpus['source']} --target {corpus['target']}")
     parts += [as_option(name, corpus[name]) for name in ("max_words", "subset") if corpus[name]]
     if init:
