@@ -1,9 +1,10 @@
-"""Slow, independent oracles for the soft top-k operators.
+"""Slow, independent oracles for the soft top-k operators and for training with beam search.
 
-Everything here works on one row of scores, takes and returns numpy float64 arrays, and shares
-neither code nor solver with the package. Throughout, ``tau = eps * scale / 2``, where ``scale`` is
-what the cost matrix is divided by, and the *largest* scores are selected; negate the scores for the
-smallest.
+Everything here works on one row of scores, or one sentence, and shares neither code nor solver with
+the package. The oracles of the operators take and return numpy float64 arrays; those of the beam
+search are written in torch, so that autograd gives their gradients. Throughout,
+``tau = eps * scale / 2``, where ``scale`` is what the cost matrix is divided by, and the *largest*
+scores are selected; negate the scores for the smallest.
 
 Inner solves use ``np.longdouble``. The accuracies stated below were measured on x86, where its
 mantissa has 64 bits, against 50-digit mpmath solutions of the defining equations;
@@ -13,14 +14,17 @@ AssertionError.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import scipy.sparse
+import torch
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import linprog
 from scipy.special import expit, log_expit, log_softmax, logsumexp
+from torch import Tensor
 
 Array = NDArray[np.float64]
 Real = NDArray[np.floating[Any]]  # float64 or longdouble
@@ -169,6 +173,11 @@ def sorted_soft_topk(x: ArrayLike, k: int, eps: float, scale: float = 1.0) -> Ar
     The certificate held in 35,000 random problems with n up to 400, k up to 100 and eps from 1e-6
     to 1e4 times the spread.
     """
+    return _sorted_plan(x, k, eps, scale)[:, : int(k)].astype(np.float64)
+
+
+def _sorted_plan(x: ArrayLike, k: int, eps: float, scale: float) -> Real:
+    """The plan of `sorted_soft_topk`, with the column of the rest if k < n."""
     scores, tau = _row(x), _tau(eps, scale)
     n = scores.size
     if not 1 <= k <= n or k != int(k):
@@ -187,7 +196,7 @@ def sorted_soft_topk(x: ArrayLike, k: int, eps: float, scale: float = 1.0) -> Ar
     columns = np.append(np.ones(cuts), n - cuts)
     bound = float(np.abs(plan.sum(0) - columns).sum() / 2)
     assert bound <= CERTIFIED, f"column sums leave an error of up to {bound:.1e} in the plan"
-    return plan[:, : int(k)].astype(np.float64)
+    return plan
 
 
 def _continuation(gaps: Array, tau: float) -> Real:
@@ -402,3 +411,341 @@ def score_families(rng: np.random.Generator, n: int) -> dict[str, Array]:
         "clustered": rng.choice(clusters, size=n) + 1e-3 * rng.normal(size=n),
         "logsoftmax": log_softmax(3 * rng.normal(size=n)),
     }
+
+
+# ------------------------------------------------------------------------- operators with gradients
+
+
+def sorted_soft_topk_tensor(x: Tensor, k: int, eps: float, scale: float = 1.0) -> Tensor:
+    """`sorted_soft_topk` with its first derivative in x, for autograd: ``(n,) -> (n, k)``.
+
+    Method: the logits of the plan are ``L_ij = x_i (k - j) / tau + b_j``, and dL is known up to db,
+    which has to keep the column sums. That is the linear system of a Laplacian, with weights
+    ``sum_i P_ij P_im`` between the ranks j and m. All its entries are sums of positive numbers, so
+    that nothing cancels where the plan is nearly 0-1. Least squares leave out what moves the plan
+    by less than 1e-14 / tau. (A pseudo-inverse would not do: the rounding of its large entries is
+    not confined to the directions that hardly move the plan.)
+    """
+    scores = x.detach().numpy()
+    plan = _sorted_plan(scores, k, eps, scale).astype(np.float64)
+    slope = (k - np.arange(plan.shape[1])) / float(_tau(eps, scale))
+    weights = plan.T @ plan
+    np.fill_diagonal(weights, 0)
+    laplacian = np.diag(weights.sum(1)) - weights
+    # What dx_i alone does to column j: P_ij sum_m P_im (slope_j - slope_m).
+    direct = plan * np.einsum("im,jm->ij", plan, slope[:, None] - slope)
+    offset = -np.linalg.lstsq(laplacian, direct.T, rcond=1e-14)[0]
+    constant, slopes, offsets = (torch.from_numpy(a) for a in (plan, slope, offset))
+    dx = x - x.detach()
+    moved = dx[:, None] * slopes + offsets @ dx
+    change = constant * (moved - (constant * moved).sum(1, keepdim=True))
+    return (constant + change)[:, :k]
+
+
+def log_soft_topk_tensor(x: Tensor, k: int, eps: float) -> Tensor:
+    """`log_soft_topk` with its first derivative in x, for autograd: ``(n,) -> (n,)``.
+
+    The threshold moves with the mean of the dx_i, weighted by A_i (1 - A_i). With n <= k all are
+    selected.
+    """
+    if x.numel() <= k:
+        return torch.zeros_like(x)
+    d, u, _, tau = _threshold(x.detach().numpy(), k, eps, 1.0)
+    z = np.asarray(d - u, dtype=np.float64)
+    log_weight = log_expit(z) + log_expit(-z)
+    weight = np.exp(log_weight - logsumexp(log_weight))
+    dx = x - x.detach()
+    moved = (dx - torch.from_numpy(weight) @ dx) / float(tau)
+    return torch.nn.functional.logsigmoid(torch.from_numpy(z) + moved)
+
+
+# -------------------------------------------------------------------------------------- beam search
+
+Step = Callable[[Tensor, Any], tuple[Tensor, Any]]
+
+
+class Hypothesis(NamedTuple):
+    """One sequence of a beam."""
+
+    tokens: tuple[int, ...]
+    log_likelihood: Tensor
+    inputs: Tensor  #: (D,): what the decoder is fed next
+    state: Any  #: the decoder's, with a leading axis of size 1
+    log_probs: tuple[Tensor, ...] = ()  #: (V,) each: of the decoder, along the ancestors
+
+    def ends_in(self, eos: int) -> bool:
+        return self.tokens[-1:] == (eos,)
+
+
+class Extension(NamedTuple):
+    parent: int
+    token: int
+    log_likelihood: Tensor
+
+
+def _start(state: Any, embedding: Tensor, bos: int) -> list[Hypothesis]:
+    return [Hypothesis((), embedding.new_zeros(()), embedding[bos], state)]
+
+
+def _run(step: Step, beam: Sequence[Hypothesis]) -> tuple[list[Tensor], list[Any]]:
+    """Log-probabilities (V,) and new state of every hypothesis, by one call of step for each."""
+    log_probs, states = [], []
+    for hypothesis in beam:
+        row, state = step(hypothesis.inputs[None], hypothesis.state)
+        log_probs.append(row[0])
+        states.append(state)
+    return log_probs, states
+
+
+def _extensions(beam: Sequence[Hypothesis], rows: Sequence[Tensor], eos: int) -> list[Extension]:
+    """By every token; of a finished hypothesis by the end token alone, which costs nothing."""
+    found = []
+    for parent, (hypothesis, row) in enumerate(zip(beam, rows, strict=True)):
+        if hypothesis.ends_in(eos):
+            found.append(Extension(parent, eos, hypothesis.log_likelihood))
+            continue
+        for token in range(row.numel()):
+            total = hypothesis.log_likelihood + row[token]
+            found.append(Extension(parent, token, total))
+    return found
+
+
+def _mix(weights: Tensor, states: Sequence[Any], parent: int) -> Any:
+    """Weighted sum of floating tensors; any other tensor is the parent's."""
+    first = states[0]
+    if isinstance(first, Tensor):
+        if not first.is_floating_point():
+            return states[parent]
+        mixed = torch.zeros_like(first)
+        for weight, state in zip(weights, states, strict=True):
+            mixed = mixed + weight * state
+        return mixed
+    if isinstance(first, dict):
+        return {key: _mix(weights, [s[key] for s in states], parent) for key in first}
+    if first is None:
+        return None
+    parts = [_mix(weights, part, parent) for part in zip(*states, strict=True)]
+    return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
+
+
+def _soft_selection(
+    beam: Sequence[Hypothesis],
+    rows: Sequence[Tensor],
+    states: Sequence[Any],
+    embedding: Tensor,
+    beam_size: int,
+    eps: float,
+    normalized: bool,
+    eos: int,
+) -> list[Hypothesis]:
+    """One selection of Algorithm 2, over all the extensions."""
+    extensions = _extensions(beam, rows, eos)
+    x = torch.stack([extension.log_likelihood for extension in extensions])
+    anchors = torch.arange(beam_size + 1)
+    scale = float((x.detach()[:, None] - anchors).square().max()) if normalized else 1.0
+    ranks = sorted_soft_topk_tensor(x, beam_size, eps, scale)
+    selected = []
+    for weights in ranks.T:
+        inputs, shares = torch.zeros_like(embedding[0]), [x.new_zeros(()) for _ in beam]
+        for weight, extension in zip(weights, extensions, strict=True):
+            inputs = inputs + weight * embedding[extension.token]
+            shares[extension.parent] = shares[extension.parent] + weight
+        parent, token, log_likelihood = extensions[int(weights.argmax())]
+        selected.append(
+            Hypothesis(
+                (*beam[parent].tokens, token),
+                log_likelihood,
+                inputs,
+                _mix(torch.stack(shares), states, parent),
+                (*beam[parent].log_probs, rows[parent]),
+            )
+        )
+    return selected
+
+
+def soft_beam(
+    step: Step,
+    state: Any,
+    embedding: Tensor,
+    length: int,
+    *,
+    beam_size: int,
+    eps: float,
+    normalized: bool = False,
+    bos: int = 2,
+    eos: int = 3,
+) -> list[Hypothesis]:
+    """Algorithm 2 of the paper for one sentence: the beam after ``length`` selections.
+
+    A finished hypothesis repeats its end token. ``state`` has a leading axis of size 1.
+    """
+    beam = _start(state, embedding, bos)
+    for _ in range(length):
+        rows, states = _run(step, beam)
+        beam = _soft_selection(beam, rows, states, embedding, beam_size, eps, normalized, eos)
+    return beam
+
+
+def best_of(beam: Sequence[Hypothesis]) -> Hypothesis:
+    return max(beam, key=lambda hypothesis: hypothesis.log_likelihood.item())
+
+
+def soft_beam_nats(
+    step: Step,
+    state: Any,
+    embedding: Tensor,
+    gold: Sequence[int],
+    *,
+    follow: Literal["best", "until-departure", "gold"] = "best",
+    beam_size: int,
+    eps: float,
+    normalized: bool = False,
+    bos: int = 2,
+    eos: int = 3,
+) -> tuple[Tensor, int]:
+    """Summed negative log-likelihood of ``gold`` along a soft sequence, and the positions summed.
+
+    The end token of ``gold`` counts too.
+    """
+    options = {"beam_size": beam_size, "eps": eps, "normalized": normalized, "eos": eos}
+    if follow == "gold":
+        return _nats_along_gold(step, state, embedding, gold, bos=bos, **options), len(gold)
+    best = best_of(soft_beam(step, state, embedding, len(gold), bos=bos, **options))
+    total, counted = embedding.new_zeros(()), 0
+    for row, token, own in zip(best.log_probs, gold, best.tokens, strict=True):
+        total, counted = total - row[token], counted + 1
+        if follow == "until-departure" and own != token:
+            break
+    return total, counted
+
+
+def _nats_along_gold(
+    step: Step, state: Any, embedding: Tensor, gold: Sequence[int], *, bos: int, **options: Any
+) -> Tensor:
+    """Scored where the gold prefix stands in the beam; restarted from it when it is in none."""
+    beam, place = _start(state, embedding, bos), 0
+    total = embedding.new_zeros(())
+    for t, token in enumerate(gold):
+        rows, states = _run(step, beam)
+        total = total - rows[place][token]
+        selected = _soft_selection(beam, rows, states, embedding, **options)
+        prefix = tuple(gold[: t + 1])
+        if prefix in [hypothesis.tokens for hypothesis in selected]:
+            place = [hypothesis.tokens for hypothesis in selected].index(prefix)
+            beam = selected
+            continue
+        log_likelihood = beam[place].log_likelihood + rows[place][token]
+        beam = [Hypothesis(prefix, log_likelihood, embedding[token], states[place])]
+        place = 0
+    return total
+
+
+def membership_nats(
+    step: Step,
+    state: Any,
+    embedding: Tensor,
+    gold: Sequence[int],
+    *,
+    beam_size: int,
+    eps: float,
+    bos: int = 2,
+    eos: int = 3,
+) -> tuple[Tensor, list[str]]:
+    """Summed -log of the soft membership of gold's prefixes in the beam, and what happened.
+
+    The second result names, for each position, what became of the beam: "kept" or "restarted", with
+    " with finished" added if one of the candidates was a finished hypothesis.
+    """
+    beam, place = _start(state, embedding, bos), 0
+    total, events = embedding.new_zeros(()), []
+    for t, token in enumerate(gold):
+        rows, states = _run(step, beam)
+        extensions = _extensions(beam, rows, eos)
+        mine = [(e.parent, e.token) for e in extensions].index((place, token))
+        x = torch.stack([extension.log_likelihood for extension in extensions])
+        total = total - log_soft_topk_tensor(x, beam_size, eps)[mine]
+        finished = any(hypothesis.ends_in(eos) for hypothesis in beam)
+        chosen = x.argsort(descending=True, stable=True)[:beam_size].tolist()
+        restart = mine not in chosen
+        chosen = [mine] if restart else chosen
+        beam = [
+            Hypothesis(
+                (*beam[parent].tokens, token),
+                log_likelihood,
+                embedding[token],
+                states[parent],
+            )
+            for parent, token, log_likelihood in (extensions[c] for c in chosen)
+        ]
+        place = chosen.index(mine)
+        assert beam[place].tokens == tuple(gold[: t + 1])
+        events.append("restarted" if restart else "kept")
+        events[-1] += " with finished" if finished else ""
+    return total, events
+
+
+def hard_beam(
+    step: Step,
+    state: Any,
+    embedding: Tensor,
+    max_len: int,
+    *,
+    beam_size: int,
+    bos: int = 2,
+    eos: int = 3,
+) -> list[tuple[tuple[int, ...], float]]:
+    """Ordinary beam search for one sentence: tokens up to the end token, and log-likelihood.
+
+    Finished hypotheses stay in the beam as long as they are among the best.
+    """
+    beam = _start(state, embedding, bos)
+    for _ in range(max_len):
+        rows, states = _run(step, beam)
+        extensions = _extensions(beam, rows, eos)
+        extensions.sort(key=lambda extension: -extension.log_likelihood.item())
+        beam = [
+            Hypothesis(
+                (*beam[parent].tokens, token),
+                log_likelihood,
+                embedding[token],
+                states[parent],
+            )
+            for parent, token, log_likelihood in extensions[:beam_size]
+        ]
+    return [(until_end(h.tokens, eos), h.log_likelihood.item()) for h in beam]
+
+
+def until_end(tokens: Sequence[int], eos: int = 3) -> tuple[int, ...]:
+    """The tokens up to the first end token, that one included."""
+    return tuple(tokens[: tokens.index(eos) + 1] if eos in tokens else tokens)
+
+
+def all_sequences(
+    step: Step,
+    state: Any,
+    embedding: Tensor,
+    max_len: int,
+    *,
+    length_penalty: float = 0.0,
+    bos: int = 2,
+    eos: int = 3,
+) -> list[tuple[tuple[int, ...], float]]:
+    """Every sequence that ends, or has ``max_len`` tokens, with its score; the best first."""
+    vocabulary = range(len(embedding))
+    sequences = {until_end(tokens, eos) for tokens in itertools.product(vocabulary, repeat=max_len)}
+    scored = []
+    for tokens in sequences:
+        log_likelihood = -forced_nats(step, state, embedding, tokens, bos=bos).item()
+        scored.append((tokens, log_likelihood / len(tokens) ** length_penalty))
+    return sorted(scored, key=lambda pair: -pair[1])
+
+
+def forced_nats(
+    step: Step, state: Any, embedding: Tensor, tokens: Sequence[int], *, bos: int = 2
+) -> Tensor:
+    """Summed negative log-likelihood of ``tokens`` by a decoder that is fed them."""
+    total, last = embedding.new_zeros(()), bos
+    for token in tokens:
+        row, state = step(embedding[last][None], state)
+        total, last = total - row[0, token], token
+    return total

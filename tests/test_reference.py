@@ -6,7 +6,9 @@ import mpmath
 import numpy as np
 import pytest
 import reference
+import torch
 from reference import Array
+from torch import Tensor
 
 FAMILIES = sorted(reference.score_families(np.random.default_rng(0), 2))
 PAPER = np.array([0.4, 0.7, 2.3, 1.9, -0.2, 1.4, 0.1])
@@ -368,3 +370,109 @@ def test_score_families(n: int) -> None:
         np.testing.assert_array_equal(x, again[name])
     assert np.unique(rows["tied"]).size <= 4
     np.testing.assert_allclose(np.exp(rows["logsoftmax"]).sum(), 1)
+
+
+# ------------------------------------------------------------------------------ for use by autograd
+
+
+def unrolled_sinkhorn(x: Tensor, k: int, eps: float, iterations: int = 2000) -> Tensor:
+    """Columns 0 to k-1 of the plan, by iterations that autograd sees."""
+    n = len(x)
+    log_kernel = -((x[:, None] - torch.arange(k, -1, -1)) ** 2) / eps
+    log_nu = torch.log(torch.tensor([1.0] * k + [float(n - k)], dtype=x.dtype))
+    log_q = torch.zeros_like(log_nu)
+    for _ in range(iterations):
+        log_p = -torch.logsumexp(log_kernel + log_q, 1)
+        log_q = log_nu - torch.logsumexp(log_kernel + log_p[:, None], 0)
+    return torch.exp(log_p[:, None] + log_kernel + log_q)[:, :k]
+
+
+@pytest.mark.parametrize(("k", "eps"), [(1, 0.5), (3, 0.5), (3, 10.0), (6, 1.0)])
+def test_gradient_of_sorted_soft_topk_is_that_of_sinkhorn(k: int, eps: float) -> None:
+    x = torch.from_numpy(scores("normal", 6)).requires_grad_()
+    weight = torch.from_numpy(np.random.default_rng(1).normal(size=(6, k)))
+    found = reference.sorted_soft_topk_tensor(x, k, eps)
+    expected = unrolled_sinkhorn(x, k, eps)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+    (grad,) = torch.autograd.grad((weight * found).sum(), x)
+    (expected_grad,) = torch.autograd.grad((weight * expected).sum(), x)
+    torch.testing.assert_close(grad, expected_grad, rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize("family", ["normal", "clustered", "logsoftmax"])
+@pytest.mark.parametrize("eps", [0.02, 0.3, 10.0])
+@pytest.mark.parametrize("k", [2, 5])
+def test_gradients_for_autograd_are_finite_differences(family: str, eps: float, k: int) -> None:
+    x = scores(family, 7)
+    tensor = torch.from_numpy(x).requires_grad_()
+    for function, oracle in (
+        (reference.sorted_soft_topk_tensor, reference.sorted_soft_topk),
+        (reference.log_soft_topk_tensor, reference.log_soft_topk),
+    ):
+        value = function(tensor, k, eps)
+        np.testing.assert_allclose(value.detach(), oracle(x, k, eps), rtol=1e-13, atol=1e-15)
+        rows = [torch.autograd.grad(v, tensor, retain_graph=True)[0] for v in value.flatten()]
+        found = torch.stack(rows).reshape(*value.shape, 7).numpy()
+        expected = reference.numerical_jacobian(lambda v, f=oracle: f(v, k, eps), x, eps / 30)
+        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-8 / eps)
+
+
+# -------------------------------------------------------------------------------------- beam search
+
+
+def chain(seed: int, size: int = 5) -> tuple[reference.Step, Tensor]:
+    """A Markov chain as a decoder: one-hot embeddings in, and one table of log p per position.
+
+    The state is the position, of shape (1,).
+    """
+    generator = torch.Generator().manual_seed(seed)
+    tables = torch.randn(4, size, size, dtype=torch.float64, generator=generator).log_softmax(-1)
+    return (lambda inputs, state: ((inputs @ tables[int(state)].exp()).log(), state + 1)), tables
+
+
+EYE = torch.eye(5, dtype=torch.float64)
+START = torch.tensor([0])
+
+
+def test_exhaustive_search_of_a_chain_by_hand() -> None:
+    step, (first, second, *_) = chain(0)
+    found = reference.all_sequences(step, START, EYE, 2)
+    expected = [((3,), first[2, 3])]
+    expected += [((a, b), first[2, a] + second[a, b]) for a in (0, 1, 2, 4) for b in range(5)]
+    expected.sort(key=lambda pair: -pair[1])
+    assert [tokens for tokens, _ in found] == [tokens for tokens, _ in expected]
+    np.testing.assert_allclose([s for _, s in found], [float(s) for _, s in expected], rtol=1e-12)
+    # All that ends, and all that is cut off, is all there is.
+    np.testing.assert_allclose(sum(np.exp(s) for _, s in found), 1, rtol=1e-12)
+    halved = dict(reference.all_sequences(step, START, EYE, 2, length_penalty=1.0))
+    for tokens, score in found:
+        np.testing.assert_allclose(halved[tokens], score / len(tokens), rtol=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_cold_soft_beam_is_the_ordinary_one(seed: int) -> None:
+    step, _ = chain(seed)
+    soft = reference.soft_beam(step, START, EYE, 4, beam_size=3, eps=1e-6)
+    hard = reference.hard_beam(step, START, EYE, 4, beam_size=3)
+    assert [reference.until_end(h.tokens) for h in soft] == [tokens for tokens, _ in hard]
+    np.testing.assert_allclose(
+        [float(h.log_likelihood) for h in soft], [score for _, score in hard], rtol=1e-12
+    )
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_beam_of_all_sequences_finds_the_best_ones(seed: int) -> None:
+    step, _ = chain(seed)
+    hard = reference.hard_beam(step, START, EYE, 3, beam_size=125)
+    assert [t for t, _ in hard] == [t for t, _ in reference.all_sequences(step, START, EYE, 3)]
+
+
+def test_membership_is_one_as_long_as_all_fit() -> None:
+    step, _ = chain(0)
+    nats, events = reference.membership_nats(step, START, EYE, [1, 4, 3], beam_size=200, eps=1.0)
+    assert float(nats) == 0
+    assert events == ["kept", "kept with finished", "kept with finished"]
+    # A cold operator makes no secret of it when gold falls off: it is 2 / eps nats per nat below.
+    nats, events = reference.membership_nats(step, START, EYE, [0, 3], beam_size=1, eps=1e-3)
+    assert events[0] == "restarted"
+    assert float(nats) > 10

@@ -58,10 +58,13 @@ def influential_candidates(extended: Tensor, k: int, eps: Tensor | float) -> Can
     m = min(n, max(FIRST, 2 * k))
     while True:
         found = best_candidates(extended, m)
-        kept = found.scores >= found.scores[:, min(k, m - 1), None] - _column(gap)
-        # Sorted, so that the last one tells whether any beyond it could matter.
-        if m == n or not (kept & found.scores.isfinite())[:, -1].any():
-            return Candidates(found.scores.masked_fill(~kept, -math.inf), *found[1:])
+        least = found.scores[:, min(k, m - 1), None] - _column(gap)
+        kept = (found.scores >= least) & found.scores.isfinite()
+        # They are sorted: if none of the last matters, nothing beyond does.
+        if m == n or not kept[:, -1].any():
+            width = max(k, int(kept.sum(1).max()))
+            scores = found.scores.masked_fill(~kept, -math.inf)
+            return Candidates(scores[:, :width], found.parents[:, :width], found.tokens[:, :width])
         m = min(n, 4 * m)
 
 

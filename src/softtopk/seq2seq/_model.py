@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from ._attention import AdditiveAttention, Attention, Memory
+from ._checks import check_choice, check_integer, check_share
 from ._states import DecoderStep
 
 Cell = Literal["gru", "lstm"]
 State = Tensor | tuple[Tensor, Tensor]
+FORMAT = "softtopk.Seq2Seq 1"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,9 +37,33 @@ class Seq2SeqConfig:
     bos: int = 2
     eos: int = 3
 
+    def __post_init__(self) -> None:
+        for name in ("source_vocab", "target_vocab", "embedding", "hidden"):
+            check_integer(name, getattr(self, name))
+        for name in ("pad", "bos", "eos"):
+            check_integer(name, getattr(self, name), 0)
+        check_choice("cell", self.cell, ("gru", "lstm"))
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be at least 0 and below 1, got {self.dropout}")
+
 
 class Seq2Seq(nn.Module):
-    """Bidirectional recurrent encoder; recurrent decoder that attends to its states."""
+    """Bidirectional recurrent encoder; recurrent decoder that attends to its states.
+
+    The model of Bahdanau et al. (2014), with two changes: GRU or LSTM as PyTorch has them, and
+    tanh in place of maxout before the output layer.
+
+    >>> from softtopk.seq2seq import beam_search
+    >>> model = Seq2Seq(Seq2SeqConfig(source_vocab=50, target_vocab=60)).eval()
+    >>> memory, state = model.encode(torch.tensor([[7, 8, 9, 3]]))
+    >>> found = beam_search(model.decoder(memory), state, model.target_embedding.weight, max_len=10)
+    >>> found.scores.shape
+    torch.Size([1, 1])
+
+    Args:
+        config: The sizes.
+        attention: Makes the attention from the sizes of its query, its memory and itself.
+    """
 
     def __init__(
         self,
@@ -109,15 +137,97 @@ class Seq2Seq(nn.Module):
 
         return step
 
-    def forward(self, source: Tensor, inputs: Tensor) -> Tensor:
-        """Teacher forcing: source (B, S) and the tokens before each target (B, T) -> (B, T, V)."""
-        memory, state = self.encode(source)
-        return self.logits(self.unroll(inputs, state, memory))
+    def forward(self, source: Tensor, inputs: Tensor, *, sampling: float = 0.0) -> Tensor:
+        """Logits (B, T, V) of each next token, from source (B, S) and ``inputs`` (B, T).
 
-    def unroll(self, inputs: Tensor, state: State, memory: Memory) -> Tensor:
-        """Features (B, T, e + 3h) of the decoder that is fed ``inputs`` (B, T)."""
-        features = []
-        for embedded in self.embed(inputs).unbind(1):
-            out, state = self.step(embedded, state, memory)
+        The inputs are the gold tokens, each one place later: teacher forcing. See `unroll`.
+        """
+        memory, state = self.encode(source)
+        return self.logits(self.unroll(inputs, state, memory, sampling=sampling))
+
+    def unroll(
+        self, inputs: Tensor, state: State, memory: Memory, *, sampling: float = 0.0
+    ) -> Tensor:
+        """Features (B, T, e + 3h) of the decoder that is fed ``inputs`` (B, T).
+
+        With the probability ``sampling``, a token after the first is replaced by one drawn from the
+        model's own distribution: scheduled sampling, Bengio et al. (2015).
+        """
+        check_share("sampling", sampling)
+        embedded = self.embed(inputs).unbind(1)
+        features: list[Tensor] = []
+        for t, given in enumerate(embedded):
+            if t > 0 and sampling > 0:
+                given = torch.where(
+                    torch.rand(len(given), 1, device=given.device) < sampling,
+                    self.embed(self._draw(features[-1])),
+                    given,
+                )
+            out, state = self.step(given, state, memory)
             features.append(out)
         return torch.stack(features, 1)
+
+    @torch.no_grad()
+    def _draw(self, features: Tensor) -> Tensor:
+        return self.logits(features).softmax(-1).multinomial(1).squeeze(-1)
+
+    def save(self, path: str | Path) -> None:
+        """Write the weights and the configuration to a safetensors file."""
+        safetensors = _safetensors()
+        # Tied weights are one tensor with two names; the file takes only one of them.
+        weights = {
+            name: tensor.detach().cpu().contiguous() for name, tensor in self._weights().items()
+        }
+        metadata = {"format": FORMAT, "config": json.dumps(asdict(self.config))}
+        safetensors.torch.save_file(weights, str(path), metadata)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        attention: Callable[[int, int, int], Attention] = AdditiveAttention,
+    ) -> Seq2Seq:
+        """Read what `save` wrote. Nothing in the file is executed."""
+        safetensors = _safetensors()
+        try:
+            with safetensors.safe_open(str(path), framework="pt") as file:
+                metadata = file.metadata() or {}
+                weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except FileNotFoundError:
+            raise
+        except Exception as error:  # SafetensorError is not the only one that damage causes
+            raise ValueError(f"{path} is not a file that Seq2Seq.save wrote: {error}") from error
+        if metadata.get("format") != FORMAT:
+            raise ValueError(
+                f"{path} is not a file that Seq2Seq.save wrote: its metadata has no format {FORMAT}"
+            )
+        model = cls(Seq2SeqConfig(**json.loads(metadata["config"])), attention)
+        model.load_weights(weights)
+        return model
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Take weights by name, those of the output once if it is tied."""
+        wanted = self._weights()
+        wrong = sorted(wanted.keys() ^ weights.keys())
+        if wrong:
+            raise ValueError(f"the weights do not fit this model, see {', '.join(wrong[:5])}")
+        self.load_state_dict(dict(weights), strict=False)
+
+    def _weights(self) -> dict[str, Tensor]:
+        weights = self.state_dict()
+        if self.config.tied:
+            del weights["output.weight"]
+        return weights
+
+
+def _safetensors() -> Any:
+    try:
+        import safetensors.torch
+    except ModuleNotFoundError as error:
+        if error.name != "safetensors":
+            raise
+        raise ImportError(
+            "saving a Seq2Seq needs safetensors; pip install 'softtopk[translate]'",
+            name="safetensors",
+        ) from error
+    return safetensors

@@ -1,0 +1,214 @@
+"""What does an update that sees the beam search cost, next to teacher forcing?
+
+    python benchmarks/translation_step.py
+    python benchmarks/translation_step.py --profile
+
+Random sentences of 20 tokens on both sides, 32 in a batch, 8,000 tokens, beam 5, and the model of
+`softtopk translate` as it is by default. An update is forward, backward, clipping and a step of
+Adam. Prints a Markdown table: the median time of an update by each loss, its ratio to teacher
+forcing, and what autograd keeps for the backward pass, the parameters not counted. The repeats of
+all rows are interleaved, so that a disturbance of the machine meets all of them. With --profile,
+where the time of a hybrid update goes, by PyTorch's profiler. A few minutes, most of them for
+Sinkhorn; --threads changes their number.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from softtopk import ConvergenceWarning, Sinkhorn
+from softtopk.seq2seq import (
+    Seq2Seq,
+    Seq2SeqConfig,
+    _candidates,
+    _membership,
+    _soft_beam,
+    hybrid_loss,
+)
+
+VOCABULARY, LENGTH, BATCH, BEAM = 8000, 20, 32, 5
+PAD, BOS, EOS, FIRST = 0, 2, 3, 4
+
+# None is teacher forcing alone. The paper: beam 5, rho = 0.8, eps = 0.1.
+Options = dict[str, Any] | None
+SOFT = {"objective": "soft-beam", "rho": 0.8, "eps": 0.1, "beam_size": BEAM}
+ROWS: dict[str, Options] = {
+    "teacher forcing": None,
+    "hybrid, soft beam": SOFT,
+    "hybrid, membership": {"objective": "membership", "rho": 0.5, "eps": 1.0, "beam_size": BEAM},
+    "hybrid, soft beam, normalised cost": {**SOFT, "normalize": "batch"},
+    # The paper's solver: 200 iterations, whatever they have reached.
+    "hybrid, soft beam, Sinkhorn": {**SOFT, "solver": Sinkhorn(max_iter=200, tol=0.0)},
+}
+
+
+class Update:
+    """Updates of a model by one loss, on the same batch again and again."""
+
+    def __init__(self, options: Options) -> None:
+        torch.manual_seed(0)
+        config = Seq2SeqConfig(source_vocab=VOCABULARY, target_vocab=VOCABULARY)
+        self.model = Seq2Seq(config)
+        self.optimiser = torch.optim.Adam(self.model.parameters(), lr=1e-4)
+        self.options = options
+        ends = torch.full((BATCH, 1), EOS)
+        tokens = torch.randint(FIRST, VOCABULARY, (2, BATCH, LENGTH - 1))
+        self.source, self.gold = torch.cat([tokens[0], ends], 1), torch.cat([tokens[1], ends], 1)
+        self.inputs = torch.cat([torch.full((BATCH, 1), BOS), self.gold[:, :-1]], 1)
+
+    def loss(self) -> Tensor:
+        model = self.model
+        with record_function("part: encoder"):
+            memory, state = model.encode(self.source)
+        with record_function("part: teacher forcing"):
+            logits = model.logits(model.unroll(self.inputs, state, memory))
+            forced = F.cross_entropy(logits.flatten(0, 1), self.gold.flatten(), ignore_index=PAD)
+        if self.options is None:
+            return forced
+        return hybrid_loss(
+            *(model.decoder(memory), state, model.target_embedding.weight, self.gold),
+            teacher_forcing=forced,
+            **self.options,
+        )
+
+    def __call__(self) -> None:
+        self.optimiser.zero_grad()
+        loss = self.loss()
+        with record_function("part: backward"):
+            loss.backward()
+        with record_function("part: optimiser"):
+            nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            self.optimiser.step()
+
+    def kept(self) -> int:
+        """Bytes that the graph of the loss holds: each storage once, without the parameters."""
+        own = {p.untyped_storage().data_ptr() for p in self.model.parameters()}
+        held: dict[int, int] = {}
+
+        def pack(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in own:
+                held[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            loss = self.loss()
+        del loss
+        return sum(held.values())
+
+
+def seconds(call: Callable[[], None]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def table(repeats: int) -> None:
+    updates = {name: Update(options) for name, options in ROWS.items()}
+    samples: dict[str, list[float]] = {name: [] for name in updates}
+    for update in updates.values():
+        update()  # the first one makes Adam's buffers
+    for _ in range(repeats):
+        for name, update in updates.items():
+            samples[name].append(seconds(update))
+    base = statistics.median(samples["teacher forcing"])
+    print("| update | time | ratio | kept for backward |\n|---|--:|--:|--:|")
+    for name, update in updates.items():
+        median = statistics.median(samples[name])
+        print(
+            f"| {name} | {1e3 * median:.0f} ms | {median / base:.2f} "
+            f"| {update.kept() / 2**20:.0f} MiB |"
+        )
+
+
+# ----------------------------------------------------------------------------------------- profile
+
+# Where a part is looked up when it is called, and what it is called in the table.
+PARTS: list[tuple[Any, str, str]] = [
+    (Seq2Seq, "step", "decoder: attention and cell"),
+    (Seq2Seq, "logits", "decoder: output layer"),
+    (Tensor, "log_softmax", "decoder: softmax"),
+    (_candidates, "best_candidates", "selection of candidates"),
+    (_soft_beam, "extend", "scores of the extensions"),
+    (_membership, "extend", "scores of the extensions"),
+    (_membership, "best_candidates", "selection of candidates"),
+    (_soft_beam, "sorted_soft_topk", "operator"),
+    (_membership, "log_soft_topk", "operator"),
+    (_soft_beam, "mix_rows", "mixing of the states"),
+    (_membership, "take_rows", "choice of the states"),
+]
+
+
+@contextmanager
+def labelled() -> Iterator[None]:
+    """Give the parts of the search names that the profiler sees."""
+
+    def wrap(function: Callable[..., Any], label: str) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with record_function(f"part: {label}"):
+                return function(*args, **kwargs)
+
+        return call
+
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in PARTS]
+    try:
+        for (owner, name, function), (_, _, label) in zip(before, PARTS, strict=True):
+            setattr(owner, name, wrap(function, label))
+        yield
+    finally:
+        for owner, name, function in before:
+            setattr(owner, name, function)
+
+
+def show_profile(name: str, repeats: int) -> None:
+    """Where the time of an update goes."""
+    update = Update(ROWS[name])
+    update()
+    with labelled(), profile(activities=[ProfilerActivity.CPU]) as recorded:
+        start = time.perf_counter()
+        for _ in range(repeats):
+            update()
+        total = (time.perf_counter() - start) / repeats
+    parts = {
+        event.key.removeprefix("part: "): event.cpu_time_total / repeats / 1e6
+        for event in recorded.key_averages()
+        if event.key.startswith("part: ")
+    }
+    parts["the rest"] = total - sum(parts.values())
+    print(
+        f"\n{name}: {1e3 * total:.0f} ms with the profiler\n\n| part | time | share |\n|---|--:|--:|"
+    )
+    for part, spent in sorted(parts.items(), key=lambda pair: -pair[1]):
+        print(f"| {part} | {1e3 * spent:.1f} ms | {spent / total:.1%} |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--profile", action="store_true", help="where the time of a hybrid goes")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    warnings.simplefilter("ignore", ConvergenceWarning)  # of Sinkhorn, whose time is the question
+
+    print(f"threads: {args.threads}\n")
+    if args.profile:
+        for name in ("hybrid, soft beam", "hybrid, membership"):
+            show_profile(name, args.repeats)
+    else:
+        table(args.repeats)
+
+
+if __name__ == "__main__":
+    main()
