@@ -269,7 +269,7 @@ def test_prepare_train_kill_resume_evaluate_translate(
     assert exit_code("prepare", *args) == 0
     assert "250" in capsys.readouterr().out
     options = ["--data", str(prepared), "--objective", "membership", *TINY[2:]]
-    options += ["--pretrain-epochs", "5", "--updates", "40", "--eval-every", "6"]
+    options += ["--pretrain-epochs", "4", "--updates", "24", "--eval-every", "4"]
     whole, out = tmp_path / "whole", tmp_path / "run"
     assert exit_code("train", *options, "--out", str(whole)) == 0
     for stage, args in (("pretrain", options), ("membership", ["--resume"])):
@@ -426,7 +426,7 @@ def test_weights_of_another_vocabulary_are_refused(
 def test_a_diverging_stage_is_said(corpus: Path, tmp_path: Path, capsys: Any) -> None:
     out = tmp_path / "run"
     args = ["--data", str(corpus), *TINY, "--optimizer", "sgd", "--clip", "0"]
-    args += ["--pretrain-lr", "1e30", "--pretrain-final-lr", "1e30", "--updates", "3"]
+    args += ["--pretrain-lr", "1e38", "--pretrain-final-lr", "1e38", "--updates", "3"]
     assert exit_code("train", *args, "--out", str(out)) == 1
     said = capsys.readouterr().out
     assert "smaller learning rate" in said
