@@ -18,8 +18,11 @@ OPTIONAL = {
     "faiss-cpu": "knn",
     "numpy": "knn",
     "safetensors": "knn",
+    "sentencepiece": "translate",
+    "sacrebleu": "translate",
+    "babel": "translate",
 }
-"""The optional dependencies, each with the extra that installs it."""
+"""The optional dependencies, each with the first extra that installs it."""
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,7 @@ def _app() -> "typer.Typer":
 
     from . import _bench as bench
     from . import _knn as knn
+    from . import _translate as translate
 
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -80,6 +81,7 @@ def _app() -> "typer.Typer":
 
     bench.add_to(app)
     app.add_typer(knn.app(), name="knn")
+    app.add_typer(translate.app(), name="translate")
     return app
 
 

@@ -1,11 +1,11 @@
 """The commands `softtopk knn ...`. Imported when a command is run: it needs typer."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from ._errors import usage_errors
 
 DataDir = Annotated[
     Path | None, typer.Option(help="Folder with the files of mnist, fashion-mnist or cifar10.")
@@ -121,7 +121,7 @@ def train(
     given = {name: value for name, value in options.items() if value is not None}
     if normalize is not None:
         given["normalize"] = None if normalize == "none" else normalize
-    with _usage_errors():
+    with usage_errors():
         plan = knn.make_plan(
             out, resume=resume, preset=preset, methods=method, seeds=seed, data_dir=data_dir,
             given=given,
@@ -139,7 +139,7 @@ def table(
     """Make the table again from the records of one or several runs."""
     from softtopk.experiments import knn
 
-    with _usage_errors():
+    with usage_errors():
         knn.table(runs, out)
 
 
@@ -156,7 +156,7 @@ def plot(
     """Draw the feature space (features.png) and the training curves (curves.png) of a run."""
     from softtopk.experiments import knn
 
-    with _usage_errors():
+    with usage_errors():
         knn.plot(run, methods=method, projection=projection, data_dir=data_dir, out=out)
 
 
@@ -174,16 +174,5 @@ def predict(
     """Classify images with a trained classifier: prints number, class and probability as CSV."""
     from softtopk.experiments import knn
 
-    with _usage_errors():
+    with usage_errors():
         typer.echo(knn.predict(run, file, method=method, data_dir=data_dir, out=out), nl=False)
-
-
-@contextmanager
-def _usage_errors() -> Iterator[None]:
-    """Report a mistake of the caller as the parser reports its own."""
-    from softtopk.experiments.errors import UsageError
-
-    try:
-        yield
-    except UsageError as error:
-        raise typer.BadParameter(str(error)) from error

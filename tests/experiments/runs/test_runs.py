@@ -362,3 +362,49 @@ def test_tables_escape_their_cells() -> None:
     report, text = quiet()
     report.console.print(table.to_rich())
     assert "[bold]" in text.getvalue()
+
+
+class Evaluated(Walk):
+    """Has a last epoch that is cut off, and a count of evaluations in its state."""
+
+    total_steps = 2 * STEPS + 1
+
+    def __init__(self, stop_at: int | None = None, stop: Any = None) -> None:
+        super().__init__(stop_at, stop)
+        self.evaluations = 0
+
+    def evaluate(self) -> dict[str, float]:
+        self.evaluations += 1
+        return {"score": 10.0 * self.evaluations}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "evaluations": self.evaluations}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.evaluations = state["evaluations"]
+
+
+@pytest.mark.parametrize("stop_at", [None, 2, STEPS, 2 * STEPS])
+def test_every_epoch_is_evaluated_once_and_the_last_one_too(
+    tmp_path: Path, stop_at: int | None
+) -> None:
+    run = prepare(tmp_path / "run", {}, resume=False)
+    report, text = quiet()
+
+    def go(walk: Evaluated) -> None:
+        with Interrupt() as interrupt:
+            train(
+                walk, run, report, interrupt, title="walk", period="round", evaluate=walk.evaluate
+            )
+
+    if stop_at is not None:
+        with pytest.raises(CrashError):
+            go(Evaluated(stop_at, crash))
+    go(Evaluated())
+    found = [(m["round"], m["step"], m["score"]) for m in run.metrics]
+    assert found == [(1, STEPS, 10.0), (2, 2 * STEPS, 20.0), (3, 2 * STEPS + 1, 30.0)]
+    whole = Evaluated()
+    losses = [whole.advance()["loss"] for _ in range(whole.total_steps)]
+    assert run.metrics[-1]["loss"] == losses[-1]  # the mean of one step, not of an epoch's
+    assert "round 3" in text.getvalue()

@@ -6,52 +6,20 @@ at https://www.cs.toronto.edu/~kriz/cifar.html.
 
 from __future__ import annotations
 
-import gzip
 import math
 import struct
-import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
 import torch
 from torch import Tensor
 
+from softtopk.experiments._files import opened
 from softtopk.experiments.errors import UsageError
 
-GZIP = b"\x1f\x8b"  # no IDX file begins so, and no CIFAR-10 file: 31 is not one of ten labels
-DEFLATE = 1032  # bytes that one byte can stand for at most: 258 for two bits
 UNSIGNED_BYTE = 0x08  # IDX's code for the type
 CIFAR_SHAPE = (3, 32, 32)
 CHUNK = 2**20
-
-
-@contextmanager
-def opened(path: Path, *, unpack: bool = True) -> Iterator[tuple[IO[bytes], int]]:
-    """The bytes of a file, by default unpacked if it is gzip, and how many there can be at most.
-
-    The contents decide whether it is gzip, because browsers unpack files and leave the name.
-    """
-    if not path.is_file():
-        found = "a folder" if path.is_dir() else "nothing"
-        raise UsageError(f"{path}: found {found}, expected a file")
-    try:
-        size = path.stat().st_size
-        with path.open("rb") as raw:
-            packed = unpack and raw.read(len(GZIP)) == GZIP
-            raw.seek(0)
-            if packed:
-                with gzip.GzipFile(fileobj=raw) as stream:
-                    yield stream, DEFLATE * size  # type: ignore[misc]  # it is IO[bytes]
-            else:
-                yield raw, size
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise UsageError(
-            f"{path}: found gzip that is cut off or damaged ({error}), expected all of it"
-        ) from error
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read ({error.strerror or error})") from error
 
 
 def _take(stream: IO[bytes], most: int) -> bytearray:

@@ -9,10 +9,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from softtopk.experiments._files import GZIP, opened
 from softtopk.experiments.errors import UsageError, require
 
 from ._data import LEVELS
-from ._formats import GZIP, opened, read_idx
+from ._formats import read_idx
 
 Shape = tuple[int, int, int]
 
@@ -121,5 +122,5 @@ _READERS: dict[bytes, Callable[[Path, Shape], Tensor]] = {
     b"\x93NUMPY": _read_npy,
     b"\x89PNG\r\n\x1a\n": _read_png,
     b"\0\0": _read_idx,
-    GZIP: _read_idx,
+    GZIP: _read_idx,  # no PNG or NumPy file begins so, and no IDX file
 }

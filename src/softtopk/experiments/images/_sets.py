@@ -8,10 +8,11 @@ from pathlib import Path
 
 import torch
 
+from softtopk.experiments._files import opened
 from softtopk.experiments.errors import UsageError, require
 
 from ._data import ImageData, Split
-from ._formats import check_labels, opened, read_cifar, read_idx
+from ._formats import check_labels, read_cifar, read_idx
 
 MNIST_SHAPE = (28, 28)
 DIGITS_TEST_SHARE = 0.4

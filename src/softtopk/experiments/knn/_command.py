@@ -19,16 +19,19 @@ from softtopk.knn import DivergedError
 from .. import images
 from ..errors import UsageError, require
 from ..runs import (
+    INTERRUPTED,
     Interrupt,
     Interrupted,
     Report,
     Run,
+    check_device,
     find_runs,
     locked,
+    parse_seeds,
     prepare,
     read_json,
     write_atomic,
-    write_json,
+    write_tables,
 )
 from ._execute import Model, Samples, execute, relaxation_options
 from ._methods import METHODS, Method, parse_methods
@@ -37,7 +40,6 @@ from ._settings import Settings, make_settings, settings_in
 from ._tables import collect, tables, to_markdown
 
 COMMAND = "knn train"
-INTERRUPTED = 130  # as a shell reports it
 WHERE = "data_dir"
 WHAT = ("methods", "seeds")
 FREE = (WHERE, "device")  # may change when a run is resumed
@@ -93,25 +95,11 @@ def make_plan(
     return Plan(settings, chosen or parse_methods("soft-topk"), numbers or (0,), here)
 
 
-def parse_seeds(text: str) -> tuple[int, ...]:
-    """
-    >>> parse_seeds("0,1,2")
-    (0, 1, 2)
-    """
-    try:
-        seeds = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        seeds = (-1,)
-    if min(seeds) < 0 or max(seeds) >= 2**32:
-        raise UsageError(f"--seed {text!r}: give one or more integers of 0 or above, as in 0,1,2")
-    return tuple(dict.fromkeys(seeds))
-
-
 def train(out: Path, plan: Plan, *, resume: bool) -> int:
     """Run all methods with all seeds, print and write the table, and return the exit code."""
     _require("rich", "sklearn", "safetensors")
     report = Report()
-    _check_device(plan.settings.device)
+    check_device(plan.settings.device)
     todo = [
         (method, seed)
         for seed in plan.seeds
@@ -141,9 +129,8 @@ def train(out: Path, plan: Plan, *, resume: bool) -> int:
         rows = collect(_units(out))
         for table in tables(rows):
             report.console.print(table.to_rich())
-        write_atomic(out / "table.md", to_markdown(rows))
-        write_json(out / "table.json", [row.to_json() for row in rows])
-        report.say(f"results: {out / 'table.md'}, {out / 'table.json'}")
+        written = write_tables(out / "table", to_markdown(rows), [row.to_json() for row in rows])
+        report.say(f"results: {', '.join(map(str, written))}")
     return code
 
 
@@ -155,13 +142,8 @@ def table(paths: Sequence[Path], out: Path | None) -> int:
     for one in tables(rows):
         report.console.print(one.to_rich())
     if out is not None:
-        if out.is_dir():
-            raise UsageError(f"--out {out}: this is a folder; give the name of a file in it")
-        stem = out.with_suffix("") if out.suffix in (".md", ".json") else out
-        markdown, data = (stem.with_name(f"{stem.name}.{kind}") for kind in ("md", "json"))
-        write_atomic(markdown, to_markdown(rows))
-        write_json(data, [row.to_json() for row in rows])
-        report.say(f"written: {markdown}, {data}")
+        written = write_tables(out, to_markdown(rows), [row.to_json() for row in rows])
+        report.say(f"written: {', '.join(map(str, written))}")
     return 0
 
 
@@ -264,13 +246,6 @@ def _run_one(
 
 def _folder(out: Path, method: Method, seed: int) -> Path:
     return out / method.name / f"seed-{seed}"
-
-
-def _check_device(device: str) -> None:
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:  # how torch reports one that is not there
-        raise UsageError(f"--device {device}: {str(error).splitlines()[0]}") from error
 
 
 def _check_size(settings: Settings, n: int) -> None:

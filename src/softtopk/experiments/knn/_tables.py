@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import Any
 
 from ..errors import UsageError
-from ..runs import Run, Table, provenance
+from ..runs import Run, Table, as_option, duration, provenance
 from ._methods import METHODS, TABLE, Method
 from ._settings import (
     changes_of,
@@ -177,21 +177,6 @@ def _paper(row: Row) -> str:
     return "" if row.paper is None else f"{row.paper:.1f}"
 
 
-def duration(seconds: float) -> str:
-    """
-    >>> duration(3.21), duration(65), duration(7300)
-    ('3.2 s', '1 min 05 s', '2 h 01 min')
-    """
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return (
-        f"{minutes} min {rest:02d} s"
-        if minutes < 60
-        else f"{minutes // 60} h {minutes % 60:02d} min"
-    )
-
-
 def _varying(rows: Sequence[Row]) -> list[str]:
     """The settings in which rows differ, other than the temperatures that are each method's own."""
     varying = []
@@ -226,16 +211,9 @@ def _command(names: Sequence[str], seeds: Sequence[int], settings: dict[str, Any
         parts.append("--data-dir DIR")
     parts.append(f"--preset {settings['preset']} --method {_names(names)}")
     parts.append(f"--seed {','.join(map(str, seeds)) or 0}")
-    parts += [_option(name, value) for name, value in changes_of(settings).items()]
+    parts += [as_option(name, value) for name, value in changes_of(settings).items()]
     return " ".join([*parts, f"--out {out}"])
 
 
 def _names(names: Sequence[str]) -> str:
     return "all" if list(names) == [method.name for method in TABLE] else ",".join(names)
-
-
-def _option(name: str, value: Any) -> str:
-    flag = name.replace("_", "-")
-    if isinstance(value, bool):
-        return f"--{flag}" if value else f"--no-{flag}"
-    return f"--{flag} {'none' if value is None else value}"

@@ -16,24 +16,31 @@ lie in the folders of one folder, which has a config.json of its own.
 
 from ._directory import Run, find_runs, locked, prepare
 from ._files import read_json, write_atomic, write_json
-from ._interrupt import Interrupt, Interrupted
+from ._interrupt import INTERRUPTED, Interrupt, Interrupted
 from ._loop import Trainable, train
+from ._options import as_option, check_device, parse_seeds
 from ._report import Report
-from ._tables import Table, provenance
+from ._tables import Table, duration, provenance, write_tables
 
 __all__ = [
+    "INTERRUPTED",
     "Interrupt",
     "Interrupted",
     "Report",
     "Run",
     "Table",
     "Trainable",
+    "as_option",
+    "check_device",
+    "duration",
     "find_runs",
     "locked",
+    "parse_seeds",
     "prepare",
     "provenance",
     "read_json",
     "train",
     "write_atomic",
     "write_json",
+    "write_tables",
 ]

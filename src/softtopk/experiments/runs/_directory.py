@@ -90,18 +90,18 @@ class Run:
         from safetensors.torch import save
 
         plain = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
-        write_atomic(self._weights, save(plain))
+        write_atomic(self.weights, save(plain))
 
     def load_weights(self) -> dict[str, torch.Tensor]:
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
-        if not self._weights.exists():
+        if not self.weights.exists():
             raise UsageError(f"{self.path} has no trained weights: let it finish with --resume")
         try:
-            return load_file(self._weights)
+            return load_file(self.weights)
         except SafetensorError as error:
-            raise UsageError(f"{self._weights} is damaged: {error}") from error
+            raise UsageError(f"{self.weights} is damaged: {error}") from error
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """Record the outcome; the checkpoint has served."""
@@ -117,7 +117,8 @@ class Run:
         return self.path / "checkpoint.pt"
 
     @property
-    def _weights(self) -> Path:
+    def weights(self) -> Path:
+        """The file of the trained weights, there when it is finished."""
         return self.path / "model.safetensors"
 
 

@@ -8,6 +8,8 @@ import threading
 from types import FrameType
 from typing import Any
 
+INTERRUPTED = 130  # the exit code, as a shell reports it
+
 
 class Interrupted(Exception):
     """A run was stopped on request, with its state saved."""

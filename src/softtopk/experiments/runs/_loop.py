@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from ._directory import Run
@@ -31,9 +32,16 @@ def train(
     interrupt: Interrupt,
     *,
     title: str,
+    period: str = "epoch",
+    evaluate: Callable[[], Mapping[str, float]] | None = None,
     seconds_between_checkpoints: float = 30.0,
 ) -> float:
     """Train to the end, from the run's checkpoint if it has one; returns the seconds it took.
+
+    ``evaluate`` is called at the end of every epoch, and its figures go into the epoch's record.
+    What it changes belongs to the training's state: an epoch's checkpoint is made after it. The
+    last epoch ends with the training, even if that has fewer steps left. Where
+    ``steps_per_epoch`` is not a pass through the data, ``period`` is the name of what it is.
 
     Raises `Interrupted`, with the state saved, if that is requested.
     """
@@ -51,7 +59,7 @@ def train(
         run.save({"training": training.state_dict(), "sums": sums, "seconds": elapsed})
 
     saved = time.perf_counter()
-    with report.task(title, training.total_steps, training.step) as task:
+    with report.task(title, training.total_steps, training.step, period) as task:
         while training.step < training.total_steps:
             if interrupt.requested:
                 save()
@@ -62,13 +70,16 @@ def train(
             means = {
                 name: total / (rest or training.steps_per_epoch) for name, total in sums.items()
             }
-            task.update(training.step, epoch + (rest > 0), means)
-            if rest == 0:
+            epoch += rest > 0  # the number of the one at hand
+            task.update(training.step, epoch, means)
+            ended = rest == 0 or training.step >= training.total_steps
+            if ended:
+                means.update(evaluate() if evaluate else {})
                 elapsed = time.perf_counter() - start
-                run.log({"epoch": epoch, "step": training.step, **means, "seconds": elapsed})
+                run.log({period: epoch, "step": training.step, **means, "seconds": elapsed})
                 task.epoch_done(epoch, means)
                 sums = {}
-            if rest == 0 or time.perf_counter() - saved > seconds_between_checkpoints:
+            if ended or time.perf_counter() - saved > seconds_between_checkpoints:
                 save()
                 saved = time.perf_counter()
     return time.perf_counter() - start

@@ -45,13 +45,13 @@ class Report:
             yield
 
     @contextmanager
-    def task(self, title: str, total: int, done: int = 0) -> Iterator[Task]:
+    def task(self, title: str, total: int, done: int = 0, period: str = "epoch") -> Iterator[Task]:
         """Show the progress of a piece of work of ``total`` steps."""
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
         from rich.progress import TimeRemainingColumn as Remaining
 
         if not self.console.is_terminal:
-            yield Task(self, title)
+            yield Task(self, title, period)
             return
         columns = (
             TextColumn("{task.description}"),
@@ -64,7 +64,7 @@ class Report:
         )
         with Progress(*columns, console=self.console, transient=True) as progress:
             bar = progress.add_task(title, total=total, completed=done, figures="")
-            yield Task(self, title, progress, bar)
+            yield Task(self, title, period, progress, bar)
 
 
 class Task:
@@ -74,19 +74,21 @@ class Task:
         self,
         report: Report,
         title: str,
+        period: str,
         progress: Progress | None = None,
         bar: TaskID | None = None,
     ) -> None:
-        self._report, self._title, self._progress, self._bar = report, title, progress, bar
+        self._report, self._title, self._period = report, title, period
+        self._progress, self._bar = progress, bar
 
     def update(self, step: int, epoch: int, figures: Mapping[str, float]) -> None:
         if self._progress is not None and self._bar is not None:
-            text = f"epoch {epoch}  {describe(figures)}"
+            text = f"{self._period} {epoch}  {describe(figures)}"
             self._progress.update(self._bar, completed=step, figures=text)
 
     def epoch_done(self, epoch: int, figures: Mapping[str, float]) -> None:
         if self._progress is None:
-            self._report.say(f"{self._title}: epoch {epoch}  {describe(figures)}")
+            self._report.say(f"{self._title}: {self._period} {epoch}  {describe(figures)}")
 
 
 def describe(figures: Mapping[str, float]) -> str:

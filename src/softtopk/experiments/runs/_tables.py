@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from softtopk import _environment
 
+from ..errors import UsageError
+from ._files import write_atomic, write_json
+
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
@@ -72,6 +75,32 @@ def provenance(environment: Mapping[str, Any]) -> str:
         f"{environment['date'][:10]}, {environment['cpu']}, {environment['cores']} cores "
         f"({devices}), {environment['python']}, torch {environment['torch']}, "
         f"softtopk {environment['softtopk']}"
+    )
+
+
+def write_tables(path: Path, markdown: str, records: object) -> tuple[Path, Path]:
+    """Write results as Markdown and, beside it, as JSON; returns the two files."""
+    if path.is_dir():
+        raise UsageError(f"--out {path}: this is a folder; give the name of a file in it")
+    stem = path.with_suffix("") if path.suffix in (".md", ".json") else path
+    text, data = (stem.with_name(f"{stem.name}.{kind}") for kind in ("md", "json"))
+    write_atomic(text, markdown)
+    write_json(data, records)
+    return text, data
+
+
+def duration(seconds: float) -> str:
+    """
+    >>> duration(3.21), duration(65), duration(7300)
+    ('3.2 s', '1 min 05 s', '2 h 01 min')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return (
+        f"{minutes} min {rest:02d} s"
+        if minutes < 60
+        else f"{minutes // 60} h {minutes % 60:02d} min"
     )
 
 

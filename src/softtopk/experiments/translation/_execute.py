@@ -1,0 +1,126 @@
+"""One stage with one seed: train the model, translate, record the outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from softtopk._training import mix, seeded
+from softtopk.seq2seq import Seq2Seq, Seq2SeqConfig
+
+from .._files import replacing
+from ..runs import Interrupt, Report, Run, train
+from ._batches import Pair, batches_per_epoch
+from ._corpus import Split
+from ._decoding import Translator, evaluate, signatures, spaced
+from ._pieces import Prepared
+from ._settings import MODEL, PRETRAIN, Settings, make_recipe
+from ._training import Training
+
+
+def execute(
+    stage: str,
+    settings: Settings,
+    seed: int,
+    prepared: Prepared,
+    pairs: Sequence[Pair],
+    weights: Mapping[str, torch.Tensor] | None,
+    run: Run,
+    report: Report,
+    interrupt: Interrupt,
+) -> dict[str, Any]:
+    """Run to the end, from where it stands; returns the result, which is then on disk too.
+
+    ``weights`` are those to start from, None for random ones.
+    """
+    model = make_model(settings, prepared, seed)
+    if weights is not None:
+        model.load_state_dict(weights)
+    training = make_training(stage, settings, seed, prepared, pairs, model)
+    seconds = train(
+        training,
+        run,
+        report,
+        interrupt,
+        title=f"{stage}, seed {seed}",
+        period="epoch" if stage == PRETRAIN else "validation",
+        evaluate=training.validate,
+    )
+    assert training.best is not None
+    model.load_state_dict(training.best["weights"])
+    with replacing(run.weights) as draft:
+        model.save(draft)
+    splits = {"valid": prepared.corpus.valid}
+    if settings.test:
+        splits["test"] = prepared.corpus.test
+    result = {
+        "stage": stage,
+        "seed": seed,
+        "updates": training.step,
+        "best_update": training.best["step"],
+        "training_pairs": len(pairs),
+        "sentences": {name: len(split) for name, split in splits.items()},
+        **{
+            name: evaluate_beams(
+                model, prepared, split, settings.eval_beams, settings.length_penalty
+            )
+            for name, split in splits.items()
+        },
+        "signatures": signatures(prepared.corpus.valid),
+        "seconds": seconds,
+        "update_seconds": training.seconds,
+        "update_cpu_seconds": training.cpu_seconds,
+    }
+    run.finish(result)
+    return result
+
+
+def make_model(settings: Settings, prepared: Prepared, seed: int) -> Seq2Seq:
+    """The model with random weights, which depend on the seed alone."""
+    sizes = {name: getattr(settings, name) for name in MODEL}
+    config = Seq2SeqConfig(
+        source_vocab=prepared.source.size,
+        target_vocab=prepared.target.size,
+        dropout=settings.dropout,
+        **sizes,
+    )
+    with seeded(mix(seed, "weights", 0), torch.device("cpu")):
+        return Seq2Seq(config)
+
+
+def make_training(
+    stage: str,
+    settings: Settings,
+    seed: int,
+    prepared: Prepared,
+    pairs: Sequence[Pair],
+    model: Seq2Seq,
+) -> Training:
+    """The training of a stage, validated by BLEU at the largest beam that is reported."""
+    valid = spaced(prepared.corpus.valid, settings.eval_sentences)
+    beam = max(settings.eval_beams)
+
+    def validate(model: Seq2Seq) -> float:
+        scores = evaluate_beams(model, prepared, valid, (beam,), settings.length_penalty)
+        return scores[str(beam)]["bleu"]
+
+    recipe = make_recipe(stage, settings, batches_per_epoch(len(pairs), settings.batch_size))
+    return Training(model, pairs, recipe, seed=seed, validate=validate, device=settings.device)
+
+
+def evaluate_beams(
+    model: Seq2Seq,
+    prepared: Prepared,
+    split: Split,
+    beams: Sequence[int],
+    length_penalty: float,
+) -> dict[str, dict[str, float]]:
+    """BLEU and chrF by beam size, which is text in JSON."""
+    return {
+        str(beam): evaluate(
+            Translator(model, prepared.source, prepared.target, beam, length_penalty), split
+        )
+        for beam in beams
+    }

@@ -1,0 +1,273 @@
+"""Sentences as numbers: byte-pair encoding by sentencepiece, a model for each language."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import UsageError, require
+from ..runs import read_json, write_atomic, write_json
+from ._batches import Pair
+from ._corpus import Corpus, Split
+
+PAD, UNK, BOS, EOS = SPECIAL = range(4)
+FORMAT = 1
+RECORD = "prepared.json"
+# Bytes. Longer sentences are skipped by sentencepiece without a word.
+LONGEST = 2**30
+
+
+def train_pieces(sentences: Iterable[str], vocab_size: int) -> bytes:
+    """Learn pieces of words from sentences, and give the model as the bytes of its file.
+
+    The same sentences give the same model. It has ``vocab_size`` pieces, with the four special
+    ones, or as many as there are to be had in short texts. All characters of the sentences are
+    among them. Text is taken as it is, without Unicode normalisation, so that what is learned can
+    be written as the references have it; only white space becomes a single space.
+
+    Args:
+        sentences: The training part of one language, and nothing else.
+        vocab_size: How many pieces there may be.
+    """
+    require("sentencepiece", "byte-pair encoding", "translate")
+    from sentencepiece import SentencePieceTrainer
+
+    texts = [text for text in map(_plain, sentences) if text]
+    if not texts:
+        raise UsageError("found no text to learn pieces of words from, expected sentences")
+    if vocab_size <= len(SPECIAL):
+        raise UsageError(
+            f"--vocab {vocab_size}: give more than {len(SPECIAL)}, which are the special pieces"
+        )
+    model = io.BytesIO()
+    try:
+        SentencePieceTrainer.train(
+            sentence_iterator=iter(texts),
+            model_writer=model,
+            model_type="bpe",
+            vocab_size=vocab_size,
+            hard_vocab_limit=False,
+            character_coverage=1.0,
+            normalization_rule_name="identity",
+            max_sentence_length=LONGEST,
+            pad_id=PAD,
+            unk_id=UNK,
+            bos_id=BOS,
+            eos_id=EOS,
+            num_threads=1,
+            minloglevel=2,  # errors, which are raised as well
+        )
+    except RuntimeError as error:
+        needed = re.search(r"smaller than required_chars\. \d+ vs (\d+)", str(error))
+        if needed is None:
+            raise
+        raise UsageError(
+            f"--vocab {vocab_size}: the text has so many different characters that it needs "
+            f"{needed[1]} or more"
+        ) from error
+    return model.getvalue()
+
+
+class Pieces:
+    """Turns sentences into pieces and back.
+
+    >>> pieces = Pieces(train_pieces(["one two", "two three"], 30))
+    >>> pieces.decode(pieces.encode(["three one"]))
+    ['three one']
+    """
+
+    def __init__(self, model: bytes) -> None:
+        require("sentencepiece", "byte-pair encoding", "translate")
+        from sentencepiece import SentencePieceProcessor
+
+        self.model = model
+        """The bytes of a sentencepiece model, to be stored."""
+        self._processor = SentencePieceProcessor()
+        try:
+            self._processor.LoadFromSerializedProto(model)
+        except RuntimeError as error:
+            raise UsageError(f"found {len(model)} bytes, expected a sentencepiece model") from error
+        processor = self._processor
+        found = (processor.pad_id(), processor.unk_id(), processor.bos_id(), processor.eos_id())
+        if found != tuple(SPECIAL):
+            raise UsageError(
+                f"found a sentencepiece model with padding, unknown, begin and end as {found}, "
+                f"expected {tuple(SPECIAL)}"
+            )
+
+    @property
+    def size(self) -> int:
+        """The number of pieces, with the special ones."""
+        return self._processor.vocab_size()
+
+    def encode(self, sentences: Sequence[str]) -> list[tuple[int, ...]]:
+        """The pieces of every sentence, without begin and end."""
+        return [tuple(row) for row in self._processor.encode(list(map(_plain, sentences)))]
+
+    def decode(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        """The sentences again; special pieces are left out."""
+        plain = [[token for token in row if token not in SPECIAL] for row in rows]
+        return [self._processor.decode(row) for row in plain]
+
+
+def _plain(sentence: str) -> str:
+    return " ".join(sentence.split())
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A corpus with the pieces of its languages."""
+
+    corpus: Corpus
+    source: Pieces
+    target: Pieces
+    record: dict[str, Any]
+    """What ``prepared.json`` says: the settings, and for each part the numbers of pairs and pieces
+    and the share of unknown pieces."""
+
+
+def prepare(corpus: Corpus, vocab_size: int, folder: Path, pieces: Path | None = None) -> Prepared:
+    """Learn the pieces of a corpus, or take those in the folder, if they are of this corpus.
+
+    The folder gets `pieces.en.model`, `pieces.fr.model` and `prepared.json`, of which the last is
+    written last: after a crash before that, everything is made again. With `pieces`, a folder that
+    has such models, they are copied and nothing is learned.
+    """
+    languages = (corpus.source, corpus.target)
+    given = {language: _given(pieces, language) for language in languages} if pieces else {}
+    asked = {
+        "format": FORMAT,
+        "source": corpus.source,
+        "target": corpus.target,
+        "fingerprint": corpus.fingerprint,
+        "vocab": vocab_size,
+    }
+    if (folder / RECORD).exists():
+        return _reuse(corpus, asked, folder, given)
+    sides = given or {
+        corpus.source: Pieces(_train(corpus.source, corpus.train.sources, vocab_size)),
+        corpus.target: Pieces(_train(corpus.target, corpus.train.targets, vocab_size)),
+    }
+    record = {
+        **asked,
+        "corpus": corpus.name,
+        "dropped": corpus.dropped,
+        "sizes": {language: side.size for language, side in sides.items()},
+        "sha256": {language: _sha256(side.model) for language, side in sides.items()},
+        "parts": {
+            part: {
+                "pairs": len(split),
+                corpus.source: _counts(sides[corpus.source].encode(split.sources)),
+                corpus.target: _counts(sides[corpus.target].encode(split.targets)),
+            }
+            for part, split in corpus.parts
+        },
+    }
+    try:
+        for language, side in sides.items():
+            write_atomic(_model_path(folder, language), side.model)
+        write_json(folder / RECORD, record)
+    except OSError as error:
+        raise UsageError(f"{folder}: cannot write there: {error}") from error
+    return Prepared(corpus, sides[corpus.source], sides[corpus.target], record)
+
+
+def _given(folder: Path, language: str) -> Pieces:
+    path = _model_path(folder, language)
+    try:
+        return Pieces(path.read_bytes())
+    except OSError as error:
+        raise UsageError(f"--pieces {folder}: {path.name}: {error.strerror}") from error
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from error
+
+
+def _train(language: str, sentences: Sequence[str], vocab_size: int) -> bytes:
+    try:
+        return train_pieces(sentences, vocab_size)
+    except UsageError as error:
+        raise UsageError(f"{error} (training part, language {language})") from error
+
+
+def _counts(rows: Sequence[Sequence[int]]) -> dict[str, Any]:
+    tokens = sum(map(len, rows))
+    unknown = sum(row.count(UNK) for row in rows)
+    return {"tokens": tokens, "unknown": unknown / max(tokens, 1)}
+
+
+def _reuse(
+    corpus: Corpus, asked: dict[str, Any], folder: Path, given: Mapping[str, Pieces]
+) -> Prepared:
+    path = folder / RECORD
+    record = read_json(path)
+    if not isinstance(record, dict) or record.get("format") != FORMAT:
+        raise UsageError(f"{path} is not of this version: delete it, or give another folder")
+    changes = [
+        f"{name} was {record.get(name)!r}, not {value!r}"
+        for name, value in asked.items()
+        if record.get(name) != value
+    ]
+    changes += [
+        f"the pieces of {language} were others"
+        for language, side in given.items()
+        if record["sha256"].get(language) != _sha256(side.model)
+    ]
+    if changes:
+        raise UsageError(
+            f"{folder} was prepared differently ({', '.join(changes)}): give the same data and "
+            f"--vocab, or another folder, or delete {path} to prepare it again"
+        )
+    source, target = (
+        _stored(_model_path(folder, language), record.get("sha256", {}).get(language), path)
+        for language in (corpus.source, corpus.target)
+    )
+    return Prepared(corpus, source, target, record)
+
+
+def _stored(path: Path, expected: str | None, record: Path) -> Pieces:
+    remedy = f"delete {record} to prepare it again"
+    try:
+        model = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read ({error.strerror}): {remedy}") from error
+    if _sha256(model) != expected:
+        raise UsageError(f"{path} is not the file that {record.name} tells of: {remedy}")
+    return Pieces(model)
+
+
+def _model_path(folder: Path, language: str) -> Path:
+    return folder / f"pieces.{language}.model"
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def pairs_of(
+    split: Split, source: Pieces, target: Pieces, max_length: int | None = None
+) -> tuple[list[Pair], int]:
+    """The pairs as pieces, and how many were left out.
+
+    Args:
+        split: The sentences.
+        source: The pieces of the language to translate from.
+        target: The pieces of the language to translate into.
+        max_length: Pairs with more pieces on either side are left out. For training only: a
+            measured part has to be whole.
+    """
+    rows = zip(source.encode(split.sources), target.encode(split.targets), strict=True)
+    pairs = [Pair(*row) for row in rows]
+    if max_length is None:
+        return pairs, 0
+    kept = [pair for pair in pairs if max(map(len, pair)) <= max_length]
+    if not kept:
+        shortest = min(max(map(len, pair)) for pair in pairs)
+        raise UsageError(
+            f"--max-length {max_length}: no pair is so short; the shortest has {shortest} pieces"
+        )
+    return kept, len(pairs) - len(kept)

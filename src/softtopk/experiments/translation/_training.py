@@ -1,0 +1,216 @@
+"""Training of a translation model, in steps that can be stopped and taken up again.
+
+All randomness is a function of the seed and the number of the step (the order of the pairs: of the
+seed and the epoch). The best weights so far are a part of the state, as is what early stopping
+counts, so a training that is loaded from its state goes on exactly as if it had never stopped.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from softtopk._training import DivergedError, mix, seeded
+from softtopk.seq2seq import Seq2Seq, beam_membership_loss, soft_beam_loss
+
+from ._batches import Batch, Pair, batches_per_epoch, epoch_order, make_batch
+
+SEARCH_LOSSES: dict[str, Callable[..., Tensor]] = {
+    "soft-beam": soft_beam_loss,
+    "membership": beam_membership_loss,
+}
+OBJECTIVES = ("teacher-forcing", *SEARCH_LOSSES)
+OPTIMIZERS = ("adam", "sgd")
+# The share of the change of the learning rate that is behind a step of so many.
+SCHEDULES: dict[str, Callable[[float, int, int], float]] = {
+    "constant": lambda change, step, total: 0.0,
+    "linear": lambda change, step, total: change * step / total,
+    "cosine": lambda change, step, total: change * 0.5 * (1 - math.cos(math.pi * step / total)),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How to train, in one stage."""
+
+    updates: int
+    period: int
+    """Updates between two validations."""
+    objective: str = "teacher-forcing"
+    rho: float = 0.8
+    """Weight of teacher forcing beside a search objective."""
+    search: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the search objective."""
+    batch_size: int = 64
+    optimizer: str = "adam"
+    lr: float = 1e-3
+    final_lr: float = 1e-4
+    schedule: str = "linear"
+    clip: float = 1.0
+    label_smoothing: float = 0.0
+    scheduled_sampling: float = 0.0
+    patience: int = 0
+    """Validations without a better score after which to stop; 0 for never."""
+
+    def lr_at(self, step: int) -> float:
+        """The learning rate of a step, counted from 0.
+
+        >>> Recipe(updates=4, period=1, lr=1.0, final_lr=0.0).lr_at(1)
+        0.75
+        """
+        change = self.final_lr - self.lr
+        return self.lr + SCHEDULES[self.schedule](change, step, self.updates)
+
+
+class Training:
+    """Trains ``model`` on sentence pairs, one update at a time.
+
+    Args:
+        model: Moved to ``device``.
+        pairs: To train on.
+        recipe: How.
+        seed: Of the order of the pairs, the dropout and what else is drawn.
+        validate: Gives a model a score, which is the better the larger it is.
+        device: Where to train.
+    """
+
+    def __init__(
+        self,
+        model: Seq2Seq,
+        pairs: Sequence[Pair],
+        recipe: Recipe,
+        *,
+        seed: int = 0,
+        validate: Callable[[Seq2Seq], float],
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.device = torch.device(device)
+        self.model = model.to(self.device)
+        self.pairs, self.recipe, self.seed, self._validate = pairs, recipe, seed, validate
+        self.optimizer = _optimizer(self.model, recipe, self.device)
+        self.step = 0
+        """Updates done."""
+        self.steps_per_epoch = recipe.period
+        self.seconds, self.cpu_seconds = 0.0, 0.0
+        """Of the updates alone, without validations and checkpoints."""
+        self.best: dict[str, Any] | None = None
+        """Score, step and weights of the best validation."""
+        self.stopped = False
+        """Whether the score has not improved for too long."""
+        self._batches = batches_per_epoch(len(pairs), recipe.batch_size)
+        self._order: list[list[int]] = []
+        self._order_epoch = -1
+
+    @property
+    def total_steps(self) -> int:
+        return self.step if self.stopped else self.recipe.updates
+
+    def advance(self) -> dict[str, float]:
+        """Take one step; returns its loss and the parts of it."""
+        start, cpu = time.perf_counter(), time.process_time()
+        batch = self._draw(self.step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.recipe.lr_at(self.step)
+        self.model.train()
+        with seeded(mix(self.seed, "step", self.step), self.device):
+            loss, parts = self._loss(batch)
+            self.optimizer.zero_grad()
+            loss.backward()
+        size = torch.nn.utils.clip_grad_norm_(
+            self.model.parameters(), self.recipe.clip or math.inf
+        ).item()
+        value = loss.item()
+        if not math.isfinite(value) or not math.isfinite(size):
+            # Before the update: the weights are still those of the last finite loss.
+            raise DivergedError(
+                f"the loss is {value} and the norm of its gradient {size} at update "
+                f"{self.step + 1} of {self.recipe.updates}: try a smaller learning rate"
+            )
+        self.optimizer.step()
+        self.step += 1
+        self.seconds += time.perf_counter() - start
+        self.cpu_seconds += time.process_time() - cpu
+        return {"loss": value, **parts}
+
+    def validate(self) -> dict[str, float]:
+        """Score the weights, keep them if they are the best, and see whether to stop."""
+        score = self._validate(self.model)
+        if self.best is None or score > self.best["score"]:
+            weights = {name: x.detach().clone() for name, x in self.model.state_dict().items()}
+            self.best = {"score": score, "step": self.step, "since": 0, "weights": weights}
+        else:
+            self.best["since"] += 1
+            self.stopped = self.best["since"] == self.recipe.patience
+        return {"bleu": score}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that changes in training, as tensors and plain values."""
+        return {
+            "step": self.step,
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "best": self.best,
+            "stopped": self.stopped,
+            "seconds": self.seconds,
+            "cpu_seconds": self.cpu_seconds,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.step, self.best, self.stopped = state["step"], state["best"], state["stopped"]
+        self.seconds, self.cpu_seconds = state["seconds"], state["cpu_seconds"]
+
+    def _draw(self, step: int) -> Batch:
+        epoch, i = divmod(step, self._batches)
+        if epoch != self._order_epoch:
+            self._order = epoch_order(self.pairs, self.recipe.batch_size, self.seed, epoch)
+            self._order_epoch = epoch
+        config = self.model.config
+        rows = [self.pairs[row] for row in self._order[i]]
+        batch = make_batch(rows, pad=config.pad, eos=config.eos)
+        return Batch(batch.source.to(self.device), batch.target.to(self.device))
+
+    def _loss(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
+        """The loss in nats per token of the reference; the encoder runs once for both its parts."""
+        model, recipe, config = self.model, self.recipe, self.model.config
+        memory, state = model.encode(batch.source)
+        inputs = torch.cat(
+            [torch.full_like(batch.target[:, :1], config.bos), batch.target[:, :-1]], 1
+        )
+        features = model.unroll(inputs, state, memory, sampling=recipe.scheduled_sampling)
+        forced = F.cross_entropy(
+            model.logits(features).flatten(0, 1),
+            batch.target.flatten(),
+            ignore_index=config.pad,
+            label_smoothing=recipe.label_smoothing,
+        )
+        if recipe.objective == "teacher-forcing":
+            return forced, {}
+        search = SEARCH_LOSSES[recipe.objective](
+            model.decoder(memory),
+            state,
+            model.target_embedding.weight,
+            batch.target,
+            bos=config.bos,
+            eos=config.eos,
+            pad=config.pad,
+            **recipe.search,
+        )
+        loss = recipe.rho * forced + (1 - recipe.rho) * search
+        return loss, {"teacher_forcing": forced.item(), "search": search.item()}
+
+
+def _optimizer(model: Seq2Seq, recipe: Recipe, device: torch.device) -> torch.optim.Optimizer:
+    if recipe.optimizer == "sgd":
+        return torch.optim.SGD(model.parameters(), lr=recipe.lr)
+    # One pass over the weights instead of one for each of Adam's operations.
+    fused = device.type in ("cpu", "cuda")
+    return torch.optim.Adam(model.parameters(), lr=recipe.lr, fused=fused)

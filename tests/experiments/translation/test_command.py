@@ -1,0 +1,434 @@
+"""`softtopk translate ...` as users run it, on number words."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sacrebleu
+import torch
+
+from softtopk import cli
+from softtopk.seq2seq import Seq2Seq, Seq2SeqConfig
+
+ENGLISH = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
+FRENCH = ["un", "deux", "trois", "quatre", "cinq", "six", "sept", "huit"]
+TINY = (
+    "--vocab", "60", "--hidden", "24", "--embedding", "24", "--batch-size", "16",
+    "--pretrain-lr", "0.02", "--threads", "1", "--eval-sentences", "10", "--beam", "3",
+    "--eval-beams", "1,3",
+)  # fmt: skip
+LEARNING = ("--pretrain-epochs", "8", "--updates", "12", "--eval-every", "5")
+
+
+def exit_code(*args: str) -> int | str | None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["translate", *args])
+    return caught.value.code
+
+
+def complaint(capsys: pytest.CaptureFixture[str], *args: str) -> str:
+    """What a command that is refused says, in one line."""
+    assert exit_code(*args) == 2
+    return re.sub(r"[\s│]+", " ", capsys.readouterr().err)
+
+
+def write_corpus(folder: Path) -> Path:
+    """Numbers in two languages."""
+    folder.mkdir()
+    draw = random.Random(0)
+    for part, n in (("train", 250), ("valid", 20), ("test", 15)):
+        rows = [[draw.randrange(8) for _ in range(draw.randint(1, 4))] for _ in range(n)]
+        for code, words in (("en", ENGLISH), ("fr", FRENCH)):
+            lines = [" ".join(words[i] for i in row) for row in rows]
+            (folder / f"{part}.{code}").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def result(out: Path, stage: str, seed: int = 0) -> dict[str, Any]:
+    found = json.loads((out / stage / f"seed-{seed}" / "result.json").read_text())
+    return {name: value for name, value in found.items() if "seconds" not in name}
+
+
+def curve(out: Path, stage: str) -> list[dict[str, Any]]:
+    """The metrics without the times."""
+    lines = (out / stage / "seed-0" / "metrics.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
+
+
+@pytest.fixture(autouse=True)
+def _keep_threads() -> Any:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("text") / "numbers")
+
+
+@pytest.fixture(scope="module")
+def everything(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of all objectives."""
+    out = tmp_path_factory.mktemp("all") / "run"
+    args = ["--data", str(corpus), "--objective", "all", *TINY, *LEARNING, "--out", str(out)]
+    assert exit_code("train", *args) == 0
+    return out
+
+
+STAGES = ["pretrain", "teacher-forcing", "soft-beam", "membership"]
+
+
+def test_all_objectives_end_with_the_table(everything: Path) -> None:
+    rows = json.loads((everything / "table.json").read_text())
+    assert [row["stage"] for row in rows] == STAGES
+    for row in rows:
+        found = result(everything, row["stage"])
+        for split, n in (("valid", 20), ("test", 15)):
+            assert found["sentences"][split] == n
+            for beam in ("1", "3"):
+                assert row[split][beam]["bleu"] == [found[split][beam]["bleu"]]
+                assert found[split][beam]["bleu"] > 20  # it has learned most of the words
+        assert "version" in found["signatures"]["bleu"]
+    base = rows[1]["test"]["3"]["bleu"][0]
+    for row in rows[2:]:
+        difference = row["test"]["3"]["over_teacher_forcing"]["bleu"]
+        assert difference == [pytest.approx(row["test"]["3"]["bleu"][0] - base)]
+    text = (everything / "table.md").read_text()
+    assert "35.38" in text
+    assert torch.__version__ in text
+    assert str(everything.parent) not in text
+
+
+def test_a_run_says_how_it_was_made(everything: Path) -> None:
+    commands = re.findall(r"softtopk (translate train .*)", (everything / "table.md").read_text())
+    assert len(commands) == 1
+    for part in (
+        "--data DIR --source en --target fr --objective teacher-forcing,soft-beam,membership",
+        "--hidden 24", "--eval-beams 1,3", "--updates 12", "--beam 3", "--vocab 60", "--out RUN",
+    ):  # fmt: skip
+        assert part in commands[0]
+    assert "--eps" not in commands[0]
+    assert "--max-words" not in commands[0]
+
+
+def test_validations_are_on_record(everything: Path) -> None:
+    pretrain, after = curve(everything, "pretrain"), curve(everything, "membership")
+    assert [record["epoch"] for record in pretrain] == list(range(1, 9))
+    assert [(r["validation"], r["step"]) for r in after] == [(1, 5), (2, 10), (3, 12)]
+    assert {"loss", "teacher_forcing", "search", "bleu"} <= set(after[0])
+    found = result(everything, "membership")
+    best = max(after, key=lambda record: record["bleu"])
+    assert found["best_update"] == best["step"]
+    assert found["updates"] == 12
+
+
+def test_the_weights_that_are_kept_are_the_best(everything: Path, corpus: Path) -> None:
+    """BLEU of the stored model, by other means than those of the run."""
+    found = result(everything, "membership")
+    sources, targets = (
+        (corpus / f"valid.{code}").read_text().splitlines() for code in ("en", "fr")
+    )
+    run = everything / "membership" / "seed-0"
+    outputs = translations(run, sources, "--beam", "3")
+    score = sacrebleu.corpus_bleu(outputs, [targets]).score
+    assert score == pytest.approx(found["valid"]["3"]["bleu"])
+
+
+def translations(run: Path, sources: list[str], *args: str) -> list[str]:
+    """Through standard input and output."""
+    process = subprocess.run(
+        [sys.executable, "-m", "softtopk", "translate", "translate", str(run), *args],
+        input="".join(f"{line}\n" for line in sources).encode(),
+        capture_output=True,
+        check=True,
+    )
+    return process.stdout.decode().removesuffix("\n").split("\n")
+
+
+def test_translate_keeps_the_order_and_blank_lines(
+    everything: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = ["five six seven", "", "one", "  ", "two three four five", "eight", ""]
+    (tmp_path / "text.en").write_text("\n".join(lines) + "\n")
+    run = str(everything / "teacher-forcing" / "seed-0")
+    outputs = []
+    for size in ("2", "64"):
+        capsys.readouterr()
+        args = ["--batch-size", size]
+        assert exit_code("translate", run, str(tmp_path / "text.en"), *args) == 0
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0] == outputs[1]
+    out = outputs[0].split("\n")[:-1]
+    assert [bool(line) for line in out] == [bool(line.strip()) for line in lines]
+    alone = translations(Path(run), ["one"])
+    assert out[2] == alone[0]
+    assert len({line for line in out if line}) == 4
+
+
+def test_n_best_is_a_list_in_order_of_the_score(
+    everything: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "text.en").write_text("one two\n\nthree\n")
+    run = str(everything / "teacher-forcing" / "seed-0")
+    capsys.readouterr()
+    args = ["--n-best", "3", "--beam", "3"]
+    assert exit_code("translate", run, str(tmp_path / "text.en"), *args) == 0
+    rows = [line.split(" ||| ") for line in capsys.readouterr().out.splitlines()]
+    assert [row[0] for row in rows] == ["0"] * 3 + ["1"] + ["2"] * 3
+    scores = [float(row[2]) for row in rows]
+    assert scores[:3] == sorted(scores[:3], reverse=True)
+    assert scores[0] > scores[2]
+    assert len({row[1] for row in rows[:3]}) == 3
+
+
+def test_evaluate_finds_what_the_run_found(everything: Path, tmp_path: Path) -> None:
+    out = tmp_path / "scores.md"
+    args = ["--split", "test", "--beam", "3,1", "--out", str(out)]
+    assert exit_code("evaluate", str(everything), *args) == 0
+    records = json.loads(out.with_suffix(".json").read_text())
+    assert [(r["stage"], r["beam"]) for r in records] == [(s, b) for s in STAGES for b in (1, 3)]
+    for record in records:
+        expected = result(everything, record["stage"])["test"][str(record["beam"])]
+        assert {"bleu": record["bleu"], "chrf": record["chrf"]} == pytest.approx(expected)
+    assert "tok:13a" in out.read_text()
+
+
+def test_the_table_is_made_again_from_records(everything: Path, tmp_path: Path) -> None:
+    assert exit_code("compare", str(everything), "--out", str(tmp_path / "t.md")) == 0
+    assert (tmp_path / "t.md").read_text() == (everything / "table.md").read_text()
+    assert (tmp_path / "t.json").read_text() == (everything / "table.json").read_text()
+
+
+def test_init_goes_on_from_a_finished_run(everything: Path, tmp_path: Path) -> None:
+    """The same continuation as in the run itself, from the run, a part of it, or its weights."""
+    weights = everything / "pretrain" / "seed-0" / "model.safetensors"
+    expected = (everything / "membership" / "seed-0" / "model.safetensors").read_bytes()
+    args = ["--objective", "membership", "--updates", "12", "--eval-every", "5"]
+    args += ["--batch-size", "16", "--threads", "1", "--eval-sentences", "10", "--beam", "3"]
+    args += ["--eval-beams", "1,3"]
+    for number, init in enumerate((everything, weights.parent, weights)):
+        out = tmp_path / f"run{number}"
+        assert exit_code("train", "--init", str(init), *args, "--out", str(out)) == 0
+        assert (out / "membership" / "seed-0" / "model.safetensors").read_bytes() == expected
+        assert not (out / "pretrain").exists()
+    config = json.loads((out / "config.json").read_text())
+    assert (config["hidden"], config["vocab"], len(config["init"])) == (24, 60, 64)
+    shutil.move(everything / "data", tmp_path / "data")  # a run needs no other folder
+    try:
+        assert exit_code("train", "--resume", "--seed", "1", "--out", str(out)) == 0
+    finally:
+        shutil.move(tmp_path / "data", everything / "data")
+    assert (out / "membership" / "seed-1" / "result.json").exists()
+    table = (out / "table.md").read_text()
+    assert "--init" in table
+    assert "--pretrain-epochs" not in table
+
+
+def test_runs_from_other_weights_are_told_apart(everything: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    init = everything / "membership" / "seed-0"
+    args = ["--init", str(init), "--objective", "teacher-forcing", "--updates", "3", "--no-test"]
+    assert exit_code("train", *args, "--threads", "1", "--out", str(out)) == 0
+    assert "test" not in result(out, "teacher-forcing")
+    both = [str(everything), str(out)]
+    assert exit_code("compare", *both, "--out", str(tmp_path / "t.md")) == 0
+    rows = json.loads((tmp_path / "t.json").read_text())
+    assert [row["stage"] for row in rows].count("teacher-forcing") == 2
+    assert "init" in (tmp_path / "t.md").read_text()
+
+
+def command(out: Path, *args: str) -> list[str]:
+    return [sys.executable, "-m", "softtopk", "translate", "train", "--out", str(out), *args]
+
+
+def wait_for_records(metrics: Path, n: int, process: subprocess.Popen[Any]) -> None:
+    deadline = time.monotonic() + 120
+    while not (metrics.exists() and len(metrics.read_text().splitlines()) >= n):
+        assert process.poll() is None, "it ended before it could be stopped"
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_prepare_train_kill_resume_evaluate_translate(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The whole chain: killed twice, it comes to the result of a run that was not."""
+    prepared = tmp_path / "prepared"
+    args = ["--data", str(corpus), "--vocab", "60", "--out", str(prepared)]
+    assert exit_code("prepare", *args) == 0
+    assert "250" in capsys.readouterr().out
+    options = ["--data", str(prepared), "--objective", "membership", *TINY[2:]]
+    options += ["--pretrain-epochs", "4", "--updates", "24", "--eval-every", "4"]
+    whole, out = tmp_path / "whole", tmp_path / "run"
+    assert exit_code("train", *options, "--out", str(whole)) == 0
+    for stage, args in (("pretrain", options), ("membership", ["--resume"])):
+        process = subprocess.Popen(command(out, *args), stdout=subprocess.DEVNULL)
+        wait_for_records(out / stage / "seed-0" / "metrics.jsonl", 2, process)
+        process.send_signal(signal.SIGKILL)
+        assert process.wait(60) == -signal.SIGKILL
+        assert not (out / stage / "seed-0" / "result.json").exists()
+    subprocess.run(command(out, "--resume"), check=True, capture_output=True)
+    for stage in ("pretrain", "membership"):
+        assert curve(out, stage) == curve(whole, stage)
+        assert result(out, stage) == result(whole, stage)
+        weights = [o / stage / "seed-0" / "model.safetensors" for o in (out, whole)]
+        assert weights[0].read_bytes() == weights[1].read_bytes()
+    assert exit_code("evaluate", str(out), "--beam", "3", "--out", str(tmp_path / "e")) == 0
+    scores = {r["stage"]: r["bleu"] for r in json.loads((tmp_path / "e.json").read_text())}
+    assert scores["membership"] == pytest.approx(result(whole, "membership")["test"]["3"]["bleu"])
+    lines = ["one two", "three"]
+    assert translations(out, lines) == translations(whole, lines)
+
+
+def test_ctrl_c_stops_after_a_step_and_says_how_to_go_on(corpus: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    args = ["--data", str(corpus), "--updates", "0", "--pretrain-epochs", "50", *TINY]
+    process = subprocess.Popen(command(out, *args), stdout=subprocess.PIPE, text=True)
+    wait_for_records(out / "pretrain" / "seed-0" / "metrics.jsonl", 1, process)
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert f"softtopk translate train --out {out} --resume" in said
+    assert (out / "pretrain" / "seed-0" / "checkpoint.pt").exists()
+
+
+def test_early_stopping_ends_a_run(corpus: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    args = ["--data", str(corpus), "--updates", "0", "--pretrain-epochs", "20", *TINY]
+    # A rate at which nothing is learned: no validation is better than the first.
+    args += ["--patience", "2", "--pretrain-lr", "1e-12", "--pretrain-final-lr", "0", "--no-test"]
+    assert exit_code("train", *args, "--out", str(out)) == 0
+    assert len(curve(out, "pretrain")) == 3
+    found = result(out, "pretrain")
+    assert (found["updates"], found["best_update"]) == (3 * 16, 16)
+
+
+def test_pieces_of_another_folder_are_used(everything: Path, corpus: Path, tmp_path: Path) -> None:
+    out = tmp_path / "prepared"
+    args = ["--data", str(corpus), "--subset", "100", "--out", str(out)]
+    assert exit_code("prepare", *args, "--pieces", str(everything / "data")) == 0
+    for code in ("en", "fr"):
+        name = f"pieces.{code}.model"
+        assert (out / name).read_bytes() == (everything / "data" / name).read_bytes()
+    assert json.loads((out / "prepared.json").read_text())["parts"]["train"]["pairs"] == 100
+
+
+def test_prepared_data_are_kept_and_not_mixed(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "prepared"
+    args = ["prepare", "--data", str(corpus), "--out", str(out), "--vocab"]
+    assert exit_code(*args, "60") == 0
+    before = (out / "pieces.en.model").stat().st_mtime_ns
+    capsys.readouterr()
+    assert exit_code(*args, "60") == 0
+    assert "already" in capsys.readouterr().out
+    assert (out / "pieces.en.model").stat().st_mtime_ns == before
+    assert "vocab was 60, not 50" in complaint(capsys, *args, "50")
+
+
+def test_the_builtin_corpus_needs_no_files(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    args = ["--subset", "60", "--updates", "2", "--pretrain-epochs", "1", *TINY[2:]]
+    args += ["--vocab", "200", "--no-test", "--eval-beams", "1"]
+    assert exit_code("train", *args, "--out", str(out)) == 0
+    (text,) = re.findall(r"softtopk (translate train .*)", (out / "table.md").read_text())
+    assert "--data" not in text
+    assert "--subset 60" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--objective", "hope"], "--objective 'hope'"),
+        (["--data", "no-such-folder"], "no-such-folder"),
+        (["--source", "de"], "--source de"),
+        (["--seed", "-1"], "--seed '-1'"),
+        (["--rho", "1"], "--rho 1"),
+        (["--rho", "nan"], "--rho nan"),
+        (["--eps", "0"], "--eps 0"),
+        (["--beam", "0"], "--beam 0"),
+        (["--follow", "me"], "--follow 'me'"),
+        (["--normalize", "all"], "--normalize 'all'"),
+        (["--solver", "guess"], "--solver 'guess'"),
+        (["--lr", "inf"], "--lr inf"),
+        (["--final-lr", "-1"], "--final-lr -1"),
+        (["--schedule", "weekly"], "--schedule 'weekly'"),
+        (["--optimizer", "magic"], "--optimizer 'magic'"),
+        (["--cell", "rnn"], "--cell 'rnn'"),
+        (["--dropout", "1"], "--dropout 1"),
+        (["--scheduled-sampling", "2"], "--scheduled-sampling 2"),
+        (["--eval-beams", "0"], "--eval-beams '0'"),
+        (["--eval-beams", "one"], "--eval-beams 'one'"),
+        (["--pretrain-epochs", "0"], "--pretrain-epochs 0"),
+        (["--updates", "-1"], "--updates -1"),
+        (["--candidates", "5"], "--candidates 5"),
+        (["--max-words", "0"], "--max-words 0"),
+        (["--device", "abacus"], "--device abacus"),
+        (["--init", "no-such-run"], "no-such-run"),
+        (["--target", "en"], "--target 'en'"),
+    ],
+)
+def test_bad_options_are_named_and_nothing_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], expected: str
+) -> None:
+    out = tmp_path / "run"
+    assert expected in complaint(capsys, "train", "--out", str(out), *options)
+    assert not (out / "config.json").exists()
+
+
+def test_other_mistakes_are_explained(
+    everything: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, one = str(everything), str(everything / "membership" / "seed-0")
+    again = ["train", "--data", str(corpus), *TINY, *LEARNING, "--objective", "all"]
+    assert "there is a run already" in complaint(capsys, *again, "--out", run)
+    assert "lr was" in complaint(capsys, "train", "--lr", "0.5", "--resume", "--out", run)
+    new = ["train", "--out", str(tmp_path / "new")]
+    assert "--updates 0" in complaint(capsys, *new, "--init", run, "--updates", "0")
+    assert "--hidden 8" in complaint(capsys, *new, "--init", run, "--hidden", "8")
+    assert "--vocab 80" in complaint(capsys, *new, "--init", run, "--vocab", "80")
+    assert "several models" in complaint(capsys, "translate", run)
+    for option in ("--n-best", "--beam", "--batch-size"):
+        assert f"{option} 0" in complaint(capsys, "translate", one, option, "0")
+    assert "--n-best 4" in complaint(capsys, "translate", one, "--n-best", "4")
+    assert "--split 'train'" in complaint(capsys, "evaluate", run, "--split", "train")
+    for name in ("evaluate", "translate", "compare"):
+        assert "no run" in complaint(capsys, name, str(tmp_path))
+    (tmp_path / "latin").write_bytes("one\nd\u00e9j\u00e0\n".encode("latin-1"))
+    assert "line 2" in complaint(capsys, "translate", one, str(tmp_path / "latin"))
+    (tmp_path / "weights").write_bytes(b"nothing")
+    assert "Seq2Seq.save" in complaint(capsys, *new, "--init", str(tmp_path / "weights"))
+    assert not (tmp_path / "new" / "config.json").exists()
+
+
+def test_weights_of_another_vocabulary_are_refused(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = Seq2Seq(Seq2SeqConfig(source_vocab=9, target_vocab=9, hidden=4, embedding=4))
+    model.save(tmp_path / "model.safetensors")
+    args = ["--init", str(tmp_path / "model.safetensors"), "--data", str(corpus), "--vocab", "60"]
+    said = complaint(capsys, "train", *args, "--out", str(tmp_path / "run"))
+    assert "source_vocab 9, not 60" in said
+
+
+def test_a_diverging_stage_is_said(corpus: Path, tmp_path: Path, capsys: Any) -> None:
+    out = tmp_path / "run"
+    args = ["--data", str(corpus), *TINY, "--optimizer", "sgd", "--clip", "0"]
+    args += ["--pretrain-lr", "1e38", "--pretrain-final-lr", "1e38", "--updates", "3"]
+    assert exit_code("train", *args, "--out", str(out)) == 1
+    said = capsys.readouterr().out
+    assert "smaller learning rate" in said
+    assert "no weights to begin with" in said
+    assert "not finished" in (out / "table.md").read_text()

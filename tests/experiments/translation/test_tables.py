@@ -1,0 +1,151 @@
+"""The comparison of objectives, from records made up for it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from softtopk.experiments.errors import UsageError
+from softtopk.experiments.runs import Run, prepare
+from softtopk.experiments.translation._settings import Settings
+from softtopk.experiments.translation._tables import (
+    baseline_of,
+    collect,
+    tables,
+    to_json,
+    to_markdown,
+)
+
+CORPUS = {
+    "name": "text", "source": "en", "target": "fr", "fingerprint": "f", "builtin": False,
+    "pairs": {"train": 1000, "valid": 10, "test": 10}, "max_words": 12, "subset": None,
+}  # fmt: skip
+
+
+class Records:
+    """Makes runs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.runs = folder, []
+
+    def add(
+        self,
+        stage: str,
+        seed: int,
+        test: float | None = None,
+        *,
+        valid: float = 30.0,
+        init: str | None = "abcdefghijk",
+        finished: bool = True,
+        **settings: Any,
+    ) -> Run:
+        config = {
+            "command": "translate train",
+            "stage": stage,
+            "seed": seed,
+            "init": init,
+            "corpus": CORPUS,
+            **asdict(Settings(data="somewhere", max_words=12, **settings)),
+        }
+        run = prepare(self.folder / str(len(self.runs)), config, resume=False)
+        self.runs.append(run)
+        if finished:
+            scores = {"valid": {"5": {"bleu": valid, "chrf": 50.0}}}
+            if test is not None:
+                scores["test"] = {"5": {"bleu": test, "chrf": 51.0}}
+            run.finish(
+                {
+                    "updates": 900,
+                    "best_update": 500,
+                    "update_seconds": 90.0,
+                    "signatures": {"bleu": "s"},
+                    **scores,
+                }
+            )
+        return run
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> Records:
+    return Records(tmp_path)
+
+
+def cells(records: Records) -> list[dict[str, str]]:
+    (table,) = tables(collect(records.runs))
+    return [dict(zip(table.header, row, strict=True)) for row in table.rows]
+
+
+def test_differences_are_taken_seed_by_seed(records: Records) -> None:
+    for seed, (forced, hybrid) in enumerate([(36.0, 36.5), (37.0, 37.7), (35.0, 35.6)]):
+        records.add("soft-beam", seed, hybrid)
+        records.add("teacher-forcing", seed, forced)
+    records.add("soft-beam", 3, 90.0)  # a seed that teacher forcing does not have
+    first, second = cells(records)
+    assert first["Objective"] == "teacher-forcing"
+    assert first["test, beam 5"] == "36.00 ± 1.00 (3)"
+    assert first["Over teacher forcing"] == ""
+    assert second["Over teacher forcing"] == "+0.60 ± 0.10 (3)"
+    assert second["Updates"] == "900"
+    assert second["Seconds per update"] == "0.100"
+    text = to_markdown(collect(records.runs))
+    assert "--init abcdefg --objective soft-beam --seed 0,1,2,3" in text
+    assert "--max-words 12" in text
+    assert "somewhere" not in text
+    assert "36.27" in text
+
+
+def test_the_baseline_has_the_same_updates_and_weights(records: Records) -> None:
+    records.add("membership", 0, 37.0)
+    records.add("teacher-forcing", 0, 30.0, updates=500)
+    records.add("teacher-forcing", 0, 31.0, init="other")
+    records.add("teacher-forcing", 0, 32.0, batch_size=32)
+    rows = collect(records.runs)
+    assert baseline_of(rows[-1], rows) is None
+    records.add("teacher-forcing", 0, 36.0, valid=35.0, lr=1e-3)
+    records.add("teacher-forcing", 0, 36.8, valid=34.0)
+    rows = collect(records.runs)
+    best = baseline_of(rows[-1], rows)
+    assert best is not None
+    assert best.settings["lr"] == 1e-3  # by its validation, not by its test
+    found = to_json(rows)[-1]["test"]["5"]["over_teacher_forcing"]
+    assert found["bleu"] == [pytest.approx(1.0)]
+    assert json.loads(json.dumps(to_json(rows)))[-1]["stage"] == "membership"
+
+
+def test_settings_of_the_search_tell_its_rows_apart_only(records: Records) -> None:
+    for seed, eps in enumerate((None, 0.1)):  # the same temperature
+        records.add("soft-beam", seed, 30.0, eps=eps)
+    records.add("soft-beam", 0, 31.0, follow="gold")
+    for seed, rho in enumerate((0.8, 0.5)):  # which teacher forcing does not have
+        records.add("teacher-forcing", seed, 30.0, rho=rho)
+    rows = cells(records)
+    assert [row["Objective"] for row in rows] == ["teacher-forcing", "soft-beam", "soft-beam"]
+    assert [row["Settings"] for row in rows] == ["", "follow best", "follow gold"]
+    assert rows[0]["test, beam 5"].endswith("(2)")
+
+
+def test_a_run_that_is_not_finished_is_said_to_be(records: Records) -> None:
+    records.add("soft-beam", 0, 30.0)
+    records.add("membership", 0, finished=False)
+    rows = cells(records)
+    assert rows[1]["Updates"] == "not finished"
+    assert "membership" not in to_markdown(collect(records.runs)).split("```")[1]
+
+
+def test_runs_without_a_test_have_no_column_of_it(records: Records) -> None:
+    records.add("soft-beam", 0)
+    records.add("teacher-forcing", 0, valid=29.0)
+    rows = cells(records)
+    assert "test, beam 5" not in rows[0]
+    assert rows[1]["Over teacher forcing"] == "+1.00"
+
+
+def test_two_results_of_one_run_are_refused(records: Records) -> None:
+    records.add("soft-beam", 0, 30.0)
+    records.add("soft-beam", 0, 30.0, valid=31.0)
+    with pytest.raises(UsageError, match="differ in their result"):
+        collect(records.runs)
