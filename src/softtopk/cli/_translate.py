@@ -23,6 +23,13 @@ MaxWords = Annotated[
 ]
 Subset = Annotated[int | None, typer.Option(help="Use the first so many training pairs.")]
 Vocab = Annotated[int | None, typer.Option(help="Pieces of each language, at most; 4000.")]
+Normalization = Annotated[
+    str | None,
+    typer.Option(
+        help="Of characters, by sentencepiece, before they are split: identity (the default), "
+        "nmt_nfkc or nfkc."
+    ),
+]
 Pieces = Annotated[
     Path | None,
     typer.Option(
@@ -55,6 +62,7 @@ def prepare(
     max_words: MaxWords = None,
     subset: Subset = None,
     vocab: Vocab = None,
+    normalization: Normalization = None,
     pieces: Pieces = None,
 ) -> None:
     """Split text into pieces of words, for several runs: give the folder to train as --data.
@@ -64,7 +72,13 @@ def prepare(
     from softtopk.experiments import translation
 
     given = _given(
-        data=data, source=source, target=target, max_words=max_words, subset=subset, vocab=vocab
+        data=data,
+        source=source,
+        target=target,
+        max_words=max_words,
+        subset=subset,
+        vocab=vocab,
+        normalization=normalization,
     )
     with usage_errors():
         translation.prepare_data(out, pieces=pieces, given=given)
@@ -166,6 +180,7 @@ def train(
     ] = None,
     subset: Subset = None,
     vocab: Vocab = None,
+    normalization: Normalization = None,
     pieces: Pieces = None,
     eval_every: Annotated[
         int | None,
@@ -207,7 +222,7 @@ def train(
     # By name, as the settings have them; an option that is not given has their default.
     given = _given(
         data=data, source=source, target=target, max_words=max_words, max_length=max_length,
-        subset=subset, vocab=vocab, cell=cell, hidden=hidden, embedding=embedding,
+        subset=subset, vocab=vocab, normalization=normalization, cell=cell, hidden=hidden, embedding=embedding,
         dropout=dropout, tied=tied, pretrain_epochs=pretrain_epochs, pretrain_lr=pretrain_lr,
         pretrain_final_lr=pretrain_final_lr, updates=updates, lr=lr, final_lr=final_lr,
         schedule=schedule, optimizer=optimizer, batch_size=batch_size, clip=clip,

@@ -38,7 +38,7 @@ from ..runs import (
     write_tables,
 )
 from ._batches import Pair
-from ._data import is_prepared, load_corpus, make_folder_of, read_folder, vocab_of
+from ._data import is_prepared, load_corpus, make_folder_of, read_folder, settings_of_pieces
 from ._decoding import BATCH_SIZE, Translation, Translator, signatures
 from ._execute import evaluate_beams, execute
 from ._pieces import Prepared, pairs_of
@@ -129,9 +129,10 @@ def make_plan(
     if pieces is None and is_prepared(settings.data):
         pieces = Path(settings.data)
     if pieces is not None:
-        if "vocab" in given:
-            raise UsageError(f"--vocab {given['vocab']}: leave it out, {pieces} has the pieces")
-        settings = replace(settings, vocab=vocab_of(pieces) or settings.vocab)
+        for name in ("vocab", "normalization"):
+            if name in given:
+                raise UsageError(f"--{name} {given[name]}: leave it out, {pieces} has the pieces")
+        settings = replace(settings, **settings_of_pieces(pieces))
     if weights and not settings.updates:
         raise UsageError("--updates 0: with --init there is no pre-training; give 1 or more")
     return Plan(
@@ -150,7 +151,7 @@ def prepare_data(out: Path, *, pieces: Path | None, given: Mapping[str, Any]) ->
     settings = Settings(**_whole_paths(given))
     corpus = load_corpus(settings)
     there = is_prepared(out)
-    prepared = make_folder_of(corpus, out, settings.vocab, pieces)
+    prepared = make_folder_of(corpus, out, settings, pieces)
     report = Report()
     report.console.print(_counts(prepared).to_rich())
     report.say(f"{'was prepared already' if there else 'prepared'}: {out}")
@@ -172,7 +173,7 @@ def train(out: Path, plan: Plan, *, resume: bool) -> int:
     with locked(out), Interrupt() as interrupt:
         prepare(out, plan.to_config(), resume=resume, free=(*WHAT, *FREE), absent=ABSENT)
         if corpus is not None:
-            prepared = make_folder_of(corpus, out / DATA, settings.vocab, plan.pieces)
+            prepared = make_folder_of(corpus, out / DATA, settings, plan.pieces)
             if plan.init:
                 write_atomic(out / INIT, plan.init.read_bytes())
         else:
@@ -390,8 +391,7 @@ def _root(run: Run) -> Path:
 
 
 def _data_of(out: Path) -> Prepared:
-    config = _config(out)
-    return read_folder(out / DATA, config["source"], config["target"], config["vocab"])
+    return read_folder(out / DATA, Settings(**settings_in(_config(out))))
 
 
 def _model(file: Path) -> Seq2Seq:
@@ -446,7 +446,9 @@ def _settings_of_weights(file: Path, given: Mapping[str, Any]) -> dict[str, Any]
     root = file.resolve().parent.parent.parent
     if is_prepared(root / DATA):  # the weights of a run, whose text and pieces lie beside them
         before = _config(root)
-        settings.update({name: before[name] for name in ("source", "target", "vocab")})
+        settings.update(
+            {name: before[name] for name in ("source", "target", "vocab", "normalization")}
+        )
         settings["data"] = str(root / DATA)
     return settings
 

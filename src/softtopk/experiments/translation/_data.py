@@ -6,6 +6,7 @@ import gzip
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ..errors import UsageError
 from ..runs import read_json, write_atomic
@@ -19,9 +20,10 @@ def is_prepared(folder: str | Path) -> bool:
     return (Path(folder) / RECORD).is_file()
 
 
-def vocab_of(folder: Path) -> int | None:
-    """The number of pieces that a prepared folder was asked for."""
-    return read_json(folder / RECORD).get("vocab") if is_prepared(folder) else None
+def settings_of_pieces(folder: Path) -> dict[str, Any]:
+    """What the pieces of a prepared folder were asked for with."""
+    record = read_json(folder / RECORD) if is_prepared(folder) else {}
+    return {name: record[name] for name in ("vocab", "normalization") if name in record}
 
 
 def load_corpus(settings: Settings) -> Corpus:
@@ -42,7 +44,9 @@ def load_corpus(settings: Settings) -> Corpus:
     return corpus if settings.subset is None else corpus.first(settings.subset)
 
 
-def make_folder_of(corpus: Corpus, folder: Path, vocab: int, pieces: Path | None) -> Prepared:
+def make_folder_of(
+    corpus: Corpus, folder: Path, settings: Settings, pieces: Path | None
+) -> Prepared:
     """Write the text and the pieces, unless they are there; ``pieces`` may be another such folder.
 
     The result is a folder of parallel text itself, in the convention that `read_corpus` reads.
@@ -57,16 +61,16 @@ def make_folder_of(corpus: Corpus, folder: Path, vocab: int, pieces: Path | None
             ):
                 name = f"{part}.{language}.gz" if packed else f"{part}.{language}"
                 write_atomic(folder / name, _content(sentences, packed))
-    return prepare(corpus, vocab, folder, pieces)
+    return prepare(corpus, settings.vocab, folder, pieces, settings.normalization)
 
 
-def read_folder(folder: Path, source: str, target: str, vocab: int) -> Prepared:
+def read_folder(folder: Path, settings: Settings) -> Prepared:
     """What `make_folder_of` wrote."""
     if not is_prepared(folder):
         raise UsageError(f"{folder}: there is no {RECORD}; prepare the data again")
-    corpus = read_corpus(folder, source, target)
+    corpus = read_corpus(folder, settings.source, settings.target)
     corpus = replace(corpus, name=read_json(folder / RECORD)["corpus"])
-    return prepare(corpus, vocab, folder)
+    return prepare(corpus, settings.vocab, folder, normalization=settings.normalization)
 
 
 def _content(sentences: Sequence[str], packed: bool) -> bytes:

@@ -18,21 +18,25 @@ from ._corpus import Corpus, Split
 PAD, UNK, BOS, EOS = SPECIAL = range(4)
 FORMAT = 1
 RECORD = "prepared.json"
+NORMALIZATIONS = ("identity", "nmt_nfkc", "nfkc")
 # Bytes. Longer sentences are skipped by sentencepiece without a word.
 LONGEST = 2**30
 
 
-def train_pieces(sentences: Iterable[str], vocab_size: int) -> bytes:
+def train_pieces(
+    sentences: Iterable[str], vocab_size: int, normalization: str = NORMALIZATIONS[0]
+) -> bytes:
     """Learn pieces of words from sentences, and give the model as the bytes of its file.
 
     The same sentences give the same model. It has ``vocab_size`` pieces, with the four special
     ones, or as many as there are to be had in short texts. All characters of the sentences are
-    among them. Text is taken as it is, without Unicode normalisation, so that what is learned can
-    be written as the references have it; only white space becomes a single space.
+    among them. By default text is taken as it is, so that what is learned can be written as the
+    references have it; only white space becomes a single space.
 
     Args:
         sentences: The training part of one language, and nothing else.
         vocab_size: How many pieces there may be.
+        normalization: Sentencepiece's rule for characters.
     """
     require("sentencepiece", "byte-pair encoding", "translate")
     from sentencepiece import SentencePieceTrainer
@@ -53,7 +57,7 @@ def train_pieces(sentences: Iterable[str], vocab_size: int) -> bytes:
             vocab_size=vocab_size,
             hard_vocab_limit=False,
             character_coverage=1.0,
-            normalization_rule_name="identity",
+            normalization_rule_name=normalization,
             max_sentence_length=LONGEST,
             pad_id=PAD,
             unk_id=UNK,
@@ -131,7 +135,13 @@ class Prepared:
     and the share of unknown pieces."""
 
 
-def prepare(corpus: Corpus, vocab_size: int, folder: Path, pieces: Path | None = None) -> Prepared:
+def prepare(
+    corpus: Corpus,
+    vocab_size: int,
+    folder: Path,
+    pieces: Path | None = None,
+    normalization: str = NORMALIZATIONS[0],
+) -> Prepared:
     """Learn the pieces of a corpus, or take those in the folder, if they are of this corpus.
 
     The folder gets `pieces.en.model`, `pieces.fr.model` and `prepared.json`, of which the last is
@@ -146,12 +156,17 @@ def prepare(corpus: Corpus, vocab_size: int, folder: Path, pieces: Path | None =
         "target": corpus.target,
         "fingerprint": corpus.fingerprint,
         "vocab": vocab_size,
+        "normalization": normalization,
     }
     if (folder / RECORD).exists():
         return _reuse(corpus, asked, folder, given)
     sides = given or {
-        corpus.source: Pieces(_train(corpus.source, corpus.train.sources, vocab_size)),
-        corpus.target: Pieces(_train(corpus.target, corpus.train.targets, vocab_size)),
+        corpus.source: Pieces(
+            _train(corpus.source, corpus.train.sources, vocab_size, normalization)
+        ),
+        corpus.target: Pieces(
+            _train(corpus.target, corpus.train.targets, vocab_size, normalization)
+        ),
     }
     record = {
         **asked,
@@ -187,9 +202,9 @@ def _given(folder: Path, language: str) -> Pieces:
         raise UsageError(f"{path}: {error}") from error
 
 
-def _train(language: str, sentences: Sequence[str], vocab_size: int) -> bytes:
+def _train(language: str, sentences: Sequence[str], vocab_size: int, normalization: str) -> bytes:
     try:
-        return train_pieces(sentences, vocab_size)
+        return train_pieces(sentences, vocab_size, normalization)
     except UsageError as error:
         raise UsageError(f"{error} (training part, language {language})") from error
 

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from ..errors import UsageError
+from ._pieces import NORMALIZATIONS
 from ._training import OBJECTIVES, OPTIMIZERS, SCHEDULES, Recipe
 
 BUILTIN = "cldr"
@@ -37,6 +38,9 @@ class Settings:
     """Train on pairs of up to so many tokens. Few are longer, and they decide the memory."""
     vocab: int = 4000
     """Pieces per language, at most. Half of 8,000 is enough for tens of thousands of pairs."""
+    normalization: str = NORMALIZATIONS[0]
+    """Sentencepiece's rule for characters. Its default, nmt_nfkc, makes three dots of an ellipsis,
+    which can then never match the reference."""
 
     cell: str = "gru"
     """Three quarters of the weights and of the time of lstm."""
@@ -138,8 +142,9 @@ _CHOICES: dict[str, tuple[str | None, ...]] = {
     "normalize": ("row", "batch", None),
     "solver": ("exact", "sinkhorn"),
     "follow": ("best", "until-departure", "gold"),
+    "normalization": NORMALIZATIONS,
 }
-CORPUS = ("data", "source", "target", "max_words", "subset", "vocab")
+CORPUS = ("data", "source", "target", "max_words", "subset", "vocab", "normalization")
 """The settings that determine the text and the pieces."""
 MODEL = ("cell", "hidden", "embedding", "tied")
 """The settings that determine the shapes of the weights."""
