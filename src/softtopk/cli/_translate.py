@@ -222,8 +222,8 @@ def train(
     # By name, as the settings have them; an option that is not given has their default.
     given = _given(
         data=data, source=source, target=target, max_words=max_words, max_length=max_length,
-        subset=subset, vocab=vocab, normalization=normalization, cell=cell, hidden=hidden, embedding=embedding,
-        dropout=dropout, tied=tied, pretrain_epochs=pretrain_epochs, pretrain_lr=pretrain_lr,
+        subset=subset, vocab=vocab, normalization=normalization, cell=cell, hidden=hidden,
+        embedding=embedding, dropout=dropout, tied=tied, pretrain_epochs=pretrain_epochs, pretrain_lr=pretrain_lr,
         pretrain_final_lr=pretrain_final_lr, updates=updates, lr=lr, final_lr=final_lr,
         schedule=schedule, optimizer=optimizer, batch_size=batch_size, clip=clip,
         label_smoothing=label_smoothing, scheduled_sampling=scheduled_sampling, rho=rho,

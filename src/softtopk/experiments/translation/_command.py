@@ -446,9 +446,8 @@ def _settings_of_weights(file: Path, given: Mapping[str, Any]) -> dict[str, Any]
     root = file.resolve().parent.parent.parent
     if is_prepared(root / DATA):  # the weights of a run, whose text and pieces lie beside them
         before = _config(root)
-        settings.update(
-            {name: before[name] for name in ("source", "target", "vocab", "normalization")}
-        )
+        kept = ("source", "target", "vocab", "normalization")
+        settings.update({name: before[name] for name in kept})
         settings["data"] = str(root / DATA)
     return settings
 

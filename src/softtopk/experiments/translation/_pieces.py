@@ -161,12 +161,10 @@ def prepare(
     if (folder / RECORD).exists():
         return _reuse(corpus, asked, folder, given)
     sides = given or {
-        corpus.source: Pieces(
-            _train(corpus.source, corpus.train.sources, vocab_size, normalization)
-        ),
-        corpus.target: Pieces(
-            _train(corpus.target, corpus.train.targets, vocab_size, normalization)
-        ),
+        language: Pieces(_train(language, sentences, vocab_size, normalization))
+        for language, sentences in zip(
+            languages, (corpus.train.sources, corpus.train.targets), strict=True
+        )
     }
     record = {
         **asked,
