@@ -223,9 +223,9 @@ def train(
     given = _given(
         data=data, source=source, target=target, max_words=max_words, max_length=max_length,
         subset=subset, vocab=vocab, normalization=normalization, cell=cell, hidden=hidden,
-        embedding=embedding, dropout=dropout, tied=tied, pretrain_epochs=pretrain_epochs, pretrain_lr=pretrain_lr,
-        pretrain_final_lr=pretrain_final_lr, updates=updates, lr=lr, final_lr=final_lr,
-        schedule=schedule, optimizer=optimizer, batch_size=batch_size, clip=clip,
+        embedding=embedding, dropout=dropout, tied=tied, pretrain_epochs=pretrain_epochs,
+        pretrain_lr=pretrain_lr, pretrain_final_lr=pretrain_final_lr, updates=updates, lr=lr,
+        final_lr=final_lr, schedule=schedule, optimizer=optimizer, batch_size=batch_size, clip=clip,
         label_smoothing=label_smoothing, scheduled_sampling=scheduled_sampling, rho=rho,
         beam=beam, eps=eps, follow=follow, solver=solver, candidates=candidates,
         eval_every=eval_every, eval_sentences=eval_sentences, length_penalty=length_penalty,
