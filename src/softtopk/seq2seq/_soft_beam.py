@@ -227,7 +227,20 @@ def propose(
         None if gold is None else picked[:, m:],
     )
     owner = F.one_hot(found.parents, k).to(weights.dtype)
-    return Proposal(move, weights.mT @ embedding[found.tokens], owner.mT @ weights, state)
+    inputs = mixed_embeddings(weights, found.tokens, embedding)
+    return Proposal(move, inputs, owner.mT @ weights, state)
+
+
+def mixed_embeddings(weights: Tensor, tokens: Tensor, embedding: Tensor) -> Tensor:
+    """Sums (B, k, D) of the embeddings of ``tokens`` (B, m) with ``weights`` (B, m, k)."""
+    batch, m, k = weights.shape
+    vocabulary = embedding.shape[0]
+    if m <= vocabulary // 16:
+        return weights.mT @ embedding[tokens]
+    # Their B m D numbers would be more than the weights by token, and a token can occur k times.
+    by_token = weights.new_zeros(batch, vocabulary, k)
+    by_token = by_token.scatter_add(1, tokens.unsqueeze(-1).expand(-1, -1, k), weights)
+    return by_token.mT @ embedding
 
 
 def accept(proposal: Proposal, eos: int) -> Beam:
