@@ -380,3 +380,15 @@ def test_integers_are_the_predecessors():
     for later in seen[1:]:
         torch.testing.assert_close(later["ones"], torch.ones(3, 2, dtype=torch.float64))
         assert later["rest"][1][0].dtype == torch.long
+
+
+def test_more_hypotheses_than_there_are_sequences():
+    """Ranks that nothing can fill are empty: no sequence is there twice."""
+    decoder = Tiny(0, batch=2, vocabulary=5)
+    arguments = (decoder.step, decoder.state(), decoder.embedding)
+    soft = soft_beam_search(*arguments, max_len=2, beam_size=25, eps=1e-3)
+    hard = beam_search(*arguments, max_len=2, beam_size=25, n_best=25)
+    # Four tokens that go on with five each, and the end: 21 sequences.
+    assert soft.log_likelihoods.isfinite().sum(1).tolist() == [21, 21]
+    assert torch.equal(soft.tokens[:, :21], hard.tokens[:, :21])
+    torch.testing.assert_close(soft.log_likelihoods, hard.log_likelihoods)

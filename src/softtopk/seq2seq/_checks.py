@@ -52,10 +52,6 @@ def check_search(
         )
     vocabulary = embedding.shape[0]
     check_integer("beam_size", beam_size)
-    if beam_size > vocabulary:
-        raise ValueError(
-            f"beam_size must be at most the number of tokens, {vocabulary}, got {beam_size}"
-        )
     for name, token in tokens.items():
         check_integer(name, token, 0)
         if token >= vocabulary:

@@ -202,6 +202,7 @@ class Seq2Seq(nn.Module):
                 f"{path} is not a file that Seq2Seq.save wrote: its metadata has no format {FORMAT}"
             )
         model = cls(Seq2SeqConfig(**json.loads(metadata["config"])), attention)
+        model.to(next(iter(weights.values())).dtype)
         model.load_weights(weights)
         return model
 

@@ -220,10 +220,12 @@ def propose(
     scores = torch.where(found.scores.isinf(), found.scores, scores)
     weights = selection.weights(scores, eps)  # (B, m, k)
     choice = weights.argmax(1)
+    # With fewer candidates than ranks the last ranks are empty, of weight zero.
+    filled = torch.arange(k, device=choice.device) < found.scores.isfinite().sum(1, keepdim=True)
     move = Move(
         found.parents.gather(1, choice),
         found.tokens.gather(1, choice),
-        scores.gather(1, choice),
+        scores.gather(1, choice).masked_fill(~filled, -math.inf),
         None if gold is None else picked[:, m:],
     )
     owner = F.one_hot(found.parents, k).to(weights.dtype)
@@ -314,7 +316,8 @@ def soft_beam_loss(
         follow: Which hypothesis gold is scored along. ``"best"``, the paper's: the likeliest at
             the end. Where it has a word more or less than gold, all later positions are compared
             with the wrong gold token. ``"until-departure"``: the same, but only positions up to
-            the first at which it takes another token than gold. ``"gold"``: the hypothesis whose
+            the first at which it takes another token than gold; the loss is per position that
+            counts. ``"gold"``: the hypothesis whose
             tokens are gold's so far; when there is none left, the search restarts from gold alone.
     """
     check_choice("follow", follow, ("best", "until-departure", "gold"))
