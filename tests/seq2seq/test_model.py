@@ -212,6 +212,14 @@ def test_a_missing_file_is_named(tmp_path):
         Seq2Seq.load(tmp_path / "nothing.safetensors")
 
 
+def test_the_same_model_is_the_same_file(tmp_path):
+    files = [tmp_path / f"{i}.safetensors" for i in range(8)]
+    for file in files:
+        model().save(file)
+    assert len({file.read_bytes() for file in files}) == 1
+    assert Seq2Seq.load(files[0]).output.weight.dtype == torch.float64
+
+
 def test_damaged_and_foreign_files_are_refused(tmp_path):
     path = tmp_path / "model.safetensors"
     model().float().save(path)
@@ -220,7 +228,7 @@ def test_damaged_and_foreign_files_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"model\.safetensors is not a file that Seq2Seq"):
         Seq2Seq.load(path)
     save_file({"weight": torch.zeros(2)}, path)
-    with pytest.raises(ValueError, match=r"model\.safetensors is not .* format"):
+    with pytest.raises(ValueError, match=r"model\.safetensors is not .* no metadata"):
         Seq2Seq.load(path)
 
 

@@ -18,7 +18,7 @@ from ._states import DecoderStep
 
 Cell = Literal["gru", "lstm"]
 State = Tensor | tuple[Tensor, Tensor]
-FORMAT = "softtopk.Seq2Seq 1"
+FORMAT = "softtopk.Seq2Seq 1"  # the only entry of a file's metadata, whose order is random
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +178,7 @@ class Seq2Seq(nn.Module):
         weights = {
             name: tensor.detach().cpu().contiguous() for name, tensor in self._weights().items()
         }
-        metadata = {"format": FORMAT, "config": json.dumps(asdict(self.config))}
+        metadata = {FORMAT: json.dumps(asdict(self.config))}
         safetensors.torch.save_file(weights, str(path), metadata)
 
     @classmethod
@@ -197,11 +197,11 @@ class Seq2Seq(nn.Module):
             raise
         except Exception as error:  # SafetensorError is not the only one that damage causes
             raise ValueError(f"{path} is not a file that Seq2Seq.save wrote: {error}") from error
-        if metadata.get("format") != FORMAT:
+        if FORMAT not in metadata:
             raise ValueError(
-                f"{path} is not a file that Seq2Seq.save wrote: its metadata has no format {FORMAT}"
+                f"{path} is not a file that Seq2Seq.save wrote: it has no metadata {FORMAT!r}"
             )
-        model = cls(Seq2SeqConfig(**json.loads(metadata["config"])), attention)
+        model = cls(Seq2SeqConfig(**json.loads(metadata[FORMAT])), attention)
         model.to(next(iter(weights.values())).dtype)
         model.load_weights(weights)
         return model
