@@ -62,6 +62,7 @@ class Records:
                     "updates": 900,
                     "best_update": 500,
                     "update_seconds": 90.0,
+                    "update_cpu_seconds": 45.0,
                     "signatures": {"bleu": "s"},
                     **scores,
                 }
@@ -113,7 +114,9 @@ def test_the_baseline_has_the_same_updates_and_weights(records: Records) -> None
     assert best.settings["lr"] == 1e-3  # by its validation, not by its test
     found = to_json(rows)[-1]["test"]["5"]["over_teacher_forcing"]
     assert found["bleu"] == [pytest.approx(1.0)]
-    assert json.loads(json.dumps(to_json(rows)))[-1]["stage"] == "membership"
+    written = json.loads(json.dumps(to_json(rows)))[-1]
+    assert written["stage"] == "membership"
+    assert (written["seconds_per_update"], written["cpu_seconds_per_update"]) == (0.1, 0.05)
 
 
 def test_settings_of_the_search_tell_its_rows_apart_only(records: Records) -> None:

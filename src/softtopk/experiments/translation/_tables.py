@@ -69,10 +69,10 @@ class Row:
         """That were made, which can be fewer than were asked for."""
         return tuple(result["updates"] for result in self.results.values())
 
-    @property
-    def seconds_per_update(self) -> float | None:
+    def per_update(self, measure: str) -> float | None:
+        """``update_seconds``, by the clock, or ``update_cpu_seconds``."""
         updates = sum(self.updates)
-        seconds = sum(result["update_seconds"] for result in self.results.values())
+        seconds = sum(result[measure] for result in self.results.values())
         return seconds / updates if updates else None
 
     def to_json(self, baseline: Row | None) -> dict[str, Any]:
@@ -101,7 +101,8 @@ class Row:
                 }
                 for split in SPLITS
             },
-            "seconds_per_update": self.seconds_per_update,
+            "seconds_per_update": self.per_update("update_seconds"),
+            "cpu_seconds_per_update": self.per_update("update_cpu_seconds"),
             "signatures": self.signatures,
             "sources": self.sources,
         }
@@ -241,7 +242,8 @@ def _cells(
     if compared:
         found = differences(row, baseline_of(row, rows), *columns[-1])
         cells.append(mean_and_spread(found, sign="+"))
-    return [*cells, f"{row.seconds_per_update:.3f}" if row.seconds_per_update else ""]
+    seconds = row.per_update("update_seconds")
+    return [*cells, f"{seconds:.3f}" if seconds else ""]
 
 
 def mean_and_spread(values: Sequence[float], sign: str = "") -> str:
