@@ -542,7 +542,8 @@ def _soft_selection(
     extensions = _extensions(beam, rows, eos)
     x = torch.stack([extension.log_likelihood for extension in extensions])
     anchors = torch.arange(beam_size + 1)
-    scale = float((x.detach()[:, None] - anchors).square().max()) if normalized else 1.0
+    # The paper's x is the negative of this one.
+    scale = float((-x.detach()[:, None] - anchors).square().max()) if normalized else 1.0
     ranks = sorted_soft_topk_tensor(x, beam_size, eps, scale)
     selected = []
     for weights in ranks.T:

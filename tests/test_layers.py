@@ -21,14 +21,15 @@ APPLICATIONS = {"relaxations", "knn", "seq2seq"}
 # "__init__" stands for the package's public names.
 MAY_IMPORT: dict[str, set[str]] = {
     "kernels": set(),
+    "_checks": set(),
     "_training": set(),
     "_environment": {"kernels"},
     "functional": {"kernels"},
     "nn": {"functional"},
     "__init__": OPERATORS,
     "relaxations": OPERATORS,
-    "knn": OPERATORS | {"_training", "relaxations"},
-    "seq2seq": OPERATORS,
+    "knn": OPERATORS | {"_checks", "_training", "relaxations"},
+    "seq2seq": OPERATORS | {"_checks"},
     "experiments": {"__init__", "_environment", "_training"} | OPERATORS | APPLICATIONS,
     "cli": {"__init__", "_environment", "experiments"} | OPERATORS | APPLICATIONS,
     "__main__": {"cli"},

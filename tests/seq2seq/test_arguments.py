@@ -66,6 +66,7 @@ def test_good_arguments(function):
             ValueError,
             r"init_state must share their first axis.*\(3, 4\), \(2,\)",
         ),
+        ({"init_state": torch.zeros(0, 4)}, ValueError, r"init_state must have at least one"),
         ({"init_state": torch.tensor(1.0)}, ValueError, r"init_state .*first axis.*shapes \(\)"),
         ({"init_state": [torch.zeros(3, 4), 7]}, TypeError, r"state must be made of .* got int"),
         (
@@ -126,6 +127,12 @@ def test_gold(function, gold, kind, message):
     ("function", "changes", "kind", "message"),
     [
         (soft_beam_loss, {"follow": "last"}, ValueError, r"follow must be one of .* got .*'last'"),
+        (
+            soft_beam_loss,
+            {"selection_clip": -1.0},
+            ValueError,
+            r"selection_clip must be finite and not negative, got selection_clip=-1.0",
+        ),
         (soft_beam_loss, {"normalize": "rows"}, ValueError, r"normalize must be .* got .*'rows'"),
         (soft_beam_search, {"solver": "newton"}, ValueError, r"solver must be .* got .*'newton'"),
         (
@@ -161,3 +168,27 @@ def test_gold(function, gold, kind, message):
 def test_arguments_of_one(function, changes, kind, message):
     with pytest.raises(kind, match=message):
         call(function, **changes)
+
+
+@pytest.mark.parametrize("function", [*SEARCHES, *LOSSES])
+@pytest.mark.parametrize(
+    ("value", "message"), [(2.5, r"at most 0, got 2\.5: use log_softmax"), (math.nan, r"got NaN")]
+)
+def test_logits_in_place_of_log_probabilities(function, value, message):
+    changes = {"rho": 0.0} if function is hybrid_loss else {}
+    with pytest.raises(ValueError, match=rf"step must return log-probabilities, {message}"):
+        call(function, step=lambda x, state: (x.new_full((len(x), 6), value), state), **changes)
+
+
+@pytest.mark.parametrize("function", [soft_beam_search, soft_beam_loss])
+def test_a_state_that_cannot_be_averaged(function):
+    state = {"hidden": torch.zeros(3, 4), "bias": torch.full((3, 2), -math.inf)}
+    with pytest.raises(ValueError, match=r"init_state must be finite .*\(3, 2\).* booleans"):
+        call(function, init_state=state)
+
+
+def test_options_of_another_objective():
+    """Also where the objective has no weight."""
+    for rho in (0.5, 1.0):
+        with pytest.raises(TypeError, match="follow is no option of objective='membership'"):
+            call(hybrid_loss, objective="membership", rho=rho, follow="gold")

@@ -1,5 +1,7 @@
 """Teacher forcing and the hybrid; and training with them."""
 
+from functools import partial
+
 import pytest
 import reference
 import torch
@@ -133,3 +135,37 @@ def test_training_learns_a_task(reverse, options):
         for tokens, wanted in zip(found.tokens[:, 0].tolist(), gold.tolist(), strict=True)
     )
     assert right >= 80
+
+
+@pytest.mark.parametrize("table", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("predictions", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("name", ["best", "gold", "membership", "teacher", "search"])
+def test_dtypes_may_differ(name, predictions, table):
+    """As in mixed precision; the sums are never in half precision."""
+    decoder = Tiny(1)
+    embedding = decoder.embedding.detach().to(table).requires_grad_()
+
+    def step(inputs, state):
+        log_probs, state = decoder.step(inputs.double(), state)
+        return log_probs.to(predictions), state
+
+    arguments = (step, decoder.state(), embedding)
+    if name == "search":
+        found = beam_search(*arguments, max_len=4, beam_size=3, n_best=3)
+        assert found.scores.dtype == torch.promote_types(
+            torch.promote_types(table, predictions), torch.float32
+        )
+        return
+    loss = {
+        "best": soft_beam_loss,
+        "gold": partial(soft_beam_loss, follow="gold"),
+        "membership": beam_membership_loss,
+        "teacher": teacher_forcing_loss,
+    }[name]
+    value = loss(*arguments, GOLD)
+    value.backward()
+    assert embedding.grad.dtype == table
+    assert embedding.grad.isfinite().all()
+    exact = loss(decoder.step, decoder.state(), decoder.embedding, GOLD)
+    rough = torch.bfloat16 in (predictions, table)
+    assert value.item() == pytest.approx(exact.item(), rel=0.1 if rough else 1e-4)

@@ -174,7 +174,7 @@ def test_scheduled_sampling_draws_from_the_model():
     ("changes", "message"),
     [
         ({"hidden": 0}, "hidden must be at least 1, got hidden=0"),
-        ({"cell": "rnn"}, "cell must be one of 'gru', 'lstm', got cell='rnn'"),
+        ({"cell": "rnn"}, "cell must be one of 'gru', 'lstm', got 'rnn'"),
         ({"dropout": 1.0}, "dropout must be .* below 1, got 1.0"),
         ({"pad": -1}, "pad must be at least 0, got pad=-1"),
     ],
@@ -238,3 +238,27 @@ def test_weights_of_another_model_are_refused():
     weights["other"] = weights.pop("readout.weight")
     with pytest.raises(ValueError, match=r"do not fit.* other, readout\.weight"):
         model("lstm").load_weights(weights)
+
+
+class Other(AdditiveAttention):
+    """Another attention with the same weights."""
+
+
+def test_weights_of_another_attention_are_refused(tmp_path):
+    path = tmp_path / "model.safetensors"
+    net = Seq2Seq(Seq2SeqConfig(source_vocab=12, target_vocab=11, hidden=5), attention=Other)
+    net.save(path)
+    with pytest.raises(ValueError, match="with Other, not AdditiveAttention: give it as attention"):
+        Seq2Seq.load(path)
+    assert isinstance(Seq2Seq.load(path, attention=Other).attention, Other)
+
+
+def test_weights_of_another_size_are_refused():
+    with pytest.raises(ValueError, match=r"do not fit .*\(12, 4\), not \(12, 6\)"):
+        model().load_weights(model(embedding=4).state_dict())
+
+
+@pytest.mark.parametrize("source", [[[5, 0, 3]], [[0, 0, 0]]])
+def test_padding_of_a_source_comes_last(source):
+    with pytest.raises(ValueError, match="source must have a token in every row, and its padding"):
+        model().encode(torch.tensor(source))

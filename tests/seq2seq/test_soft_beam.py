@@ -12,6 +12,7 @@ from torch.autograd import gradcheck
 
 from softtopk import Sinkhorn, sorted_soft_topk
 from softtopk.seq2seq import beam_search, soft_beam_loss, soft_beam_search
+from softtopk.seq2seq._soft_beam import _Bounded
 
 # Three sentences of different lengths; 3 is the end, 0 the padding.
 GOLD = torch.tensor([[4, 1, 5, 3], [5, 3, 0, 0], [1, 4, 3, 0]])
@@ -187,7 +188,7 @@ def test_the_cost_normalised_over_the_batch():
     torch.testing.assert_close(*losses)
 
     log_probs, _ = decoder.step(decoder.embedding[2].expand(3, -1), decoder.state())
-    cost = (log_probs.unsqueeze(-1) - torch.arange(4)).square().max().item()
+    cost = (-log_probs.unsqueeze(-1) - torch.arange(4)).square().max().item()
     seen = []
 
     def step(inputs, state):
@@ -222,7 +223,8 @@ def unreduced_loss(step, leaves, gold, beam_size, eps, normalize=None):
     """Two steps of Algorithm 2, unrolled by hand, with the operator on all k * V extensions."""
     embedding, _, state = leaves
     first, state = step(embedding[2].expand(2, -1), state)
-    weights = sorted_soft_topk(first, beam_size, eps=eps, normalize=normalize)  # (2, V, k)
+    options = {"eps": eps, "normalize": normalize, "largest": False}
+    weights = sorted_soft_topk(-first, beam_size, **options)  # (2, V, k)
     # At the first step there is one hypothesis, so that all states stay the same.
     inputs = (weights.mT @ embedding).flatten(0, 1)
     second, _ = step(inputs, state.repeat_interleave(beam_size, 0))
@@ -230,7 +232,7 @@ def unreduced_loss(step, leaves, gold, beam_size, eps, normalize=None):
     tokens = weights.argmax(1)
     x = first.gather(1, tokens).unsqueeze(-1) + second
     assert not (tokens == 3).any(), "none may be finished"
-    weights = sorted_soft_topk(x.flatten(1), beam_size, eps=eps, normalize=normalize)
+    weights = sorted_soft_topk(-x.flatten(1), beam_size, **options)
     place = weights.argmax(1)
     best = x.flatten(1).gather(1, place).argmax(1, keepdim=True)
     parent = place.gather(1, best) // second.shape[-1]
@@ -392,3 +394,39 @@ def test_more_hypotheses_than_there_are_sequences():
     assert soft.log_likelihoods.isfinite().sum(1).tolist() == [21, 21]
     assert torch.equal(soft.tokens[:, :21], hard.tokens[:, :21])
     torch.testing.assert_close(soft.log_likelihoods, hard.log_likelihoods)
+
+
+def gradient_of(decoder, gold, **options):
+    loss = soft_beam_loss(decoder.step, decoder.state(), decoder.embedding, gold, **options)
+    grads = torch.autograd.grad(loss, decoder.inputs)
+    return loss, torch.cat([grad.flatten() for grad in grads])
+
+
+def test_the_gradient_through_the_selection_is_bounded():
+    """The bound leaves the loss alone, and gradients below it."""
+    decoder = Tiny(0, sharpness=0.3)
+    gold = torch.randint(4, 6, (3, 30), generator=torch.Generator().manual_seed(0))
+    options = {"beam_size": 3, "eps": 0.1}
+    loss, free = gradient_of(decoder, gold, **options)
+    _, loose = gradient_of(decoder, gold, **options, selection_clip=1e30)
+    torch.testing.assert_close(loose, free)
+    sizes = []
+    for clip in (1.0, 0.01, 0.0):
+        same, bounded = gradient_of(decoder, gold, **options, selection_clip=clip)
+        assert torch.equal(same, loss)
+        sizes.append(bounded.norm().item())
+    assert free.norm().item() > 3 * sizes[0]
+    assert sizes[1] != sizes[2]
+    # Without it, what is left is the gradient of mixtures with given weights.
+    assert sizes[1] == pytest.approx(sizes[2], rel=0.01)
+
+
+def test_the_bound_is_that_of_a_row():
+    generator = torch.Generator().manual_seed(0)
+    x, directions = torch.randn(2, 4, 5, dtype=torch.float64, generator=generator)
+    sizes = torch.tensor([[0.0], [1e-3], [1.0], [1e200]], dtype=torch.float64)
+    upstream = sizes * directions
+    (grad,) = torch.autograd.grad(_Bounded.apply(x.requires_grad_(), 0.5), x, upstream)
+    assert torch.equal(grad[:2], upstream[:2])
+    for row, direction in zip(grad[2:], directions[2:], strict=True):
+        torch.testing.assert_close(row, 0.5 * direction / direction.norm())

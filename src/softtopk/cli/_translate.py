@@ -160,6 +160,13 @@ def train(
     normalize: Annotated[
         str | None, typer.Option(help="Scale of the cost of soft-beam: row, batch or none.")
     ] = None,
+    selection_clip: Annotated[
+        float | None,
+        typer.Option(
+            help="Bound of the gradient through the selections of soft-beam, in units of that of "
+            "one token; 0 stops it. Default: none."
+        ),
+    ] = None,
     solver: Annotated[
         str | None, typer.Option(help="Of soft-beam: exact, or sinkhorn with 200 iterations.")
     ] = None,
@@ -227,7 +234,8 @@ def train(
         pretrain_lr=pretrain_lr, pretrain_final_lr=pretrain_final_lr, updates=updates, lr=lr,
         final_lr=final_lr, schedule=schedule, optimizer=optimizer, batch_size=batch_size, clip=clip,
         label_smoothing=label_smoothing, scheduled_sampling=scheduled_sampling, rho=rho,
-        beam=beam, eps=eps, follow=follow, solver=solver, candidates=candidates,
+        beam=beam, eps=eps, follow=follow, solver=solver,
+        selection_clip=selection_clip, candidates=candidates,
         eval_every=eval_every, eval_sentences=eval_sentences, length_penalty=length_penalty,
         patience=patience, test=test, device=device, threads=threads,
     )  # fmt: skip

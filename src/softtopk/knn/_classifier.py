@@ -22,9 +22,9 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
+from .._checks import check_integer, check_number
 from .._training import DivergedError, seeded
 from ..functional._arguments import check_choice
-from ._checks import check_integer, check_number
 from ._distances import Metric
 from ._loss import KNNObjective, Objective, RelaxationLike, check_options
 from ._neighbours import BACKENDS, INDICES, Backend, Floats, Index, Ints, Neighbours

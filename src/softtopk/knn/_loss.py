@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from .._checks import check_integer
 from ..functional import log_soft_topk, soft_topk
 from ..functional._arguments import (
     _is_batched,
@@ -20,7 +21,6 @@ from ..functional._arguments import (
     is_traced,
 )
 from ..relaxations import get
-from ._checks import check_integer
 from ._distances import METRICS, Metric, check_features, pairwise_distances
 from ._training import Outcome
 

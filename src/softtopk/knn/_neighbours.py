@@ -8,8 +8,8 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from .._checks import check_integer
 from ..functional._arguments import check_choice
-from ._checks import check_integer
 from ._distances import METRICS, Metric
 from ._extras import is_installed, require
 

@@ -8,8 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .._checks import check_integer
 from ._candidates import best_candidates, extend
-from ._checks import check_integer, check_log_probs, check_search
+from ._checks import check_log_probs, check_search
 from ._states import DecoderStep, State, repeat_rows, take_rows
 
 
@@ -19,7 +20,8 @@ class Hypotheses(NamedTuple):
     tokens: Tensor
     """(B, n, L): with the end token, if it was reached, then padding."""
     scores: Tensor
-    """(B, n): what they are ranked by, log-likelihood / length ** length_penalty."""
+    """(B, n): what they are ranked by, log-likelihood / length ** length_penalty; -inf where there
+    are fewer sequences."""
     log_likelihoods: Tensor
     """(B, n)."""
 
@@ -66,13 +68,14 @@ def beam_search(
     state = repeat_rows(init_state, beam_size)
     tokens = torch.full((batch, beam_size, 0), pad, device=device)
     last = torch.full((batch, beam_size), bos, device=device)
-    likelihoods = torch.full((batch, beam_size), -math.inf, device=device, dtype=embedding.dtype)
+    dtype = torch.promote_types(embedding.dtype, torch.float32)
+    likelihoods = torch.full((batch, beam_size), -math.inf, device=device, dtype=dtype)
     likelihoods[:, 0] = 0.0
     lengths = torch.zeros(batch, beam_size, device=device, dtype=torch.long)
     finished = torch.zeros(batch, beam_size, dtype=torch.bool, device=device)
-    for _ in range(max_len):
+    for t in range(max_len):
         log_probs, state = step(embedding[last.flatten()], state)
-        log_probs = check_log_probs(log_probs, last.numel(), vocabulary)
+        log_probs = check_log_probs(log_probs, last.numel(), vocabulary, values=t == 0)
         extended = extend(likelihoods, log_probs.reshape(batch, beam_size, -1), finished, eos)
         grown = (lengths + ~finished).to(extended.dtype).unsqueeze(-1) ** length_penalty
         best = best_candidates(extended / grown, beam_size)

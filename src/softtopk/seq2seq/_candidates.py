@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..functional._rows import largest_cost
+
 BLOCK = 64  # elements that are represented by their maximum in a first pass
 FIRST = 64  # candidates to begin with
 
@@ -50,7 +52,7 @@ def influential_candidates(extended: Tensor, k: int, eps: Tensor | float) -> Can
     have a mass of k + 1, of which the first k columns take k at most: so A_c0 >= 1 / (k + 1), and
     an element that lies gap below c has sum_l A_il <= (k + 1) exp(-2 gap / eps) outside the last
     column. With gap = eps / 2 log(n (k + 1) / u) all of them together have at most u, the unit
-    of rounding: without them the plan is the same.
+    of rounding: without them the plan is the same, up to that.
     """
     flat = extended.flatten(1)
     n = flat.shape[1]
@@ -71,13 +73,9 @@ def influential_candidates(extended: Tensor, k: int, eps: Tensor | float) -> Can
 def normalised_eps(extended: Tensor, k: int, eps: float, normalize: str) -> Tensor:
     """The eps (B,) for the plain cost that equals ``eps`` for the normalised cost of all of them.
 
-    The cost (x - y)^2 of every extension and every anchor 0..k is divided by its maximum.
+    The paper's cost is (x - y)^2 with x the negative log-likelihoods and anchors y from 0 to k.
     """
-    flat = extended.flatten(1)
-    low = flat.masked_fill(flat.isinf(), math.inf).amin(1)
-    high = flat.amax(1)
-    cost = torch.stack([low, low - k, high, high - k]).square().amax(0)
-    return eps * (cost.max().expand_as(cost) if normalize == "batch" else cost)
+    return eps * largest_cost(-extended.flatten(1), k, normalize).squeeze(1)
 
 
 def largest(x: Tensor, m: int) -> tuple[Tensor, Tensor]:

@@ -2,41 +2,33 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ._states import State, batch_size_of
+from .._checks import check_integer, check_number
+from ._states import State, batch_size_of, leaves
 
-
-def check_integer(name: str, value: Any, least: int = 1) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be an int, got {name}={value!r}")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, got {name}={value}")
-    return value
-
-
-def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        wanted = ", ".join(map(repr, choices))
-        raise ValueError(f"{name} must be one of {wanted}, got {name}={value!r}")
+TOLERANCE = 1e-3  # of a log-probability above 0, from rounding
 
 
 def check_share(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{name} must be a number, got {name}={value!r}")
-    if not 0 <= value <= 1:
+    if not 0 <= check_number(name, value) <= 1:
         raise ValueError(f"{name} must be between 0 and 1, got {name}={value}")
     return float(value)
 
 
 def check_eps(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"eps must be a number, got eps={value!r}")
-    if not 0 < value < float("inf"):
+    if not 0 < check_number("eps", value) < math.inf:
         raise ValueError(f"eps must be positive and finite, got eps={value}")
+    return float(value)
+
+
+def check_not_negative(name: str, value: Any) -> float:
+    if not 0 <= check_number(name, value) < math.inf:
+        raise ValueError(f"{name} must be finite and not negative, got {name}={value}")
     return float(value)
 
 
@@ -58,7 +50,20 @@ def check_search(
             raise ValueError(
                 f"{name} must be a token, below {vocabulary}, the rows of embedding; got {token}"
             )
-    return batch_size_of(init_state), vocabulary
+    batch = batch_size_of(init_state)
+    if batch == 0:
+        raise ValueError("init_state must have at least one sentence, got a batch of none")
+    return batch, vocabulary
+
+
+def check_finite(init_state: State) -> None:
+    """For states that are averaged, with weights that can be zero."""
+    for tensor in leaves(init_state):
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise ValueError(
+                "init_state must be finite to be averaged, got inf or NaN in a tensor of shape "
+                f"{tuple(tensor.shape)}; keep a mask as booleans"
+            )
 
 
 def check_gold(gold: Any, batch: int, vocabulary: int, pad: int) -> Tensor:
@@ -87,11 +92,18 @@ def check_gold(gold: Any, batch: int, vocabulary: int, pad: int) -> Tensor:
     return lengths
 
 
-def check_log_probs(log_probs: Any, rows: int, vocabulary: int) -> Tensor:
+def check_log_probs(log_probs: Any, rows: int, vocabulary: int, *, values: bool = False) -> Tensor:
+    """What a step returned; with ``values``, which takes a pass over them, those as well."""
     if not isinstance(log_probs, Tensor) or log_probs.shape != (rows, vocabulary):
         shape = tuple(log_probs.shape) if isinstance(log_probs, Tensor) else type(log_probs)
         raise ValueError(
             f"step must return log-probabilities of shape (N, V) = ({rows}, {vocabulary}), the "
             f"hypotheses and the rows of embedding, got {shape}"
+        )
+    if values and not (most := log_probs.detach().max().item()) <= TOLERANCE:
+        raise ValueError(
+            f"step must return log-probabilities, at most 0, got {most:g}: use log_softmax"
+            if most == most
+            else "step must return log-probabilities, got NaN"
         )
     return log_probs

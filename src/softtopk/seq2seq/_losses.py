@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from ._checks import check_choice, check_gold, check_log_probs, check_search, check_share
+from ..functional._arguments import check_choice
+from ._checks import check_gold, check_log_probs, check_search, check_share
 from ._membership import beam_membership_loss
 from ._soft_beam import soft_beam_loss
 from ._states import DecoderStep, State
@@ -70,6 +72,10 @@ def hybrid_loss(
     """
     rho = check_share("rho", rho)
     check_choice("objective", objective, ("soft-beam", "membership"))
+    search = soft_beam_loss if objective == "soft-beam" else beam_membership_loss
+    unknown = options.keys() - inspect.signature(search).parameters.keys()
+    if unknown:
+        raise TypeError(f"{', '.join(sorted(unknown))} is no option of objective={objective!r}")
     parts = []
     if rho > 0:
         if teacher_forcing is None:
@@ -78,7 +84,6 @@ def hybrid_loss(
             )
         parts.append(rho * teacher_forcing)
     if rho < 1:
-        search = soft_beam_loss if objective == "soft-beam" else beam_membership_loss
         found = search(step, init_state, embedding, gold, bos=bos, eos=eos, pad=pad, **options)
         parts.append((1 - rho) * found)
     return torch.stack(parts).sum()

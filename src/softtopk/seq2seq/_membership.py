@@ -7,10 +7,12 @@ import math
 import torch
 from torch import Tensor
 
+from .._checks import check_integer
 from ..functional import log_soft_topk
+from ._beam import Beam, first_beam
 from ._candidates import best_candidates, extend
-from ._checks import check_eps, check_gold, check_integer, check_log_probs, check_search
-from ._states import DecoderStep, State, repeat_rows, take_rows
+from ._checks import check_eps, check_gold, check_log_probs, check_search
+from ._states import DecoderStep, State, take_rows
 
 
 def beam_membership_loss(
@@ -38,8 +40,9 @@ def beam_membership_loss(
         step, init_state, embedding, beam_size, bos, eos, pad: As for `soft_beam_search`.
         gold: (B, T): tokens, end token, padding.
         eps: Temperature, in nats.
-        candidates: How many extensions of a sentence take part, gold's included: the best. More
-            than ``beam_size``; those far below the k-th have no share in the gradient.
+        candidates: How many extensions of a sentence take part, the best ones, gold's included;
+            more than ``beam_size``. The rest is left out, which is an approximation: with eps = 1 a
+            tail of thousands has a share that 32 do not show.
     """
     batch, vocabulary = check_search(init_state, embedding, beam_size, bos=bos, eos=eos, pad=pad)
     check_gold(gold, batch, vocabulary, pad)
@@ -50,43 +53,50 @@ def beam_membership_loss(
             f"candidates must be more than beam_size={beam_size}, got candidates={candidates}"
         )
     others = min(candidates, beam_size * vocabulary) - 1
-    device = gold.device
-
-    inputs = embedding[torch.full((batch * beam_size,), bos, device=device)]
-    state = repeat_rows(init_state, beam_size)
-    scores = torch.full((batch, beam_size), -math.inf, device=device, dtype=embedding.dtype)
-    scores[:, 0] = 0.0
-    finished = torch.zeros(batch, beam_size, dtype=torch.bool, device=device)
-    held = torch.zeros(batch, 1, dtype=torch.long, device=device)  # which hypothesis is gold's
+    beam = first_beam(init_state, embedding, batch, beam_size, bos)
+    held = torch.zeros(batch, 1, dtype=torch.long, device=gold.device)  # which of them is gold's
     memberships = []
-    for wanted in gold.unsqueeze(-1).unbind(1):
-        log_probs, state = step(inputs, state)
-        log_probs = check_log_probs(log_probs, batch * beam_size, vocabulary).reshape(batch, -1)
-        extended = extend(scores, log_probs.view(batch, beam_size, -1), finished, eos)
-        gold_place = held * vocabulary + wanted
-        extended.flatten(1).scatter_(1, gold_place, -math.inf)  # gold comes first, and once
-        found = best_candidates(extended, others)
-        parents = torch.cat([held, found.parents], 1)
-        tokens = torch.cat([wanted, found.tokens], 1)
+    for t, wanted in enumerate(gold.unsqueeze(-1).unbind(1)):
+        log_probs, state = step(beam.inputs, beam.state)
+        check_log_probs(log_probs, batch * beam_size, vocabulary, values=t == 0)
+        scores, parents, tokens = _extensions(beam, log_probs, held, wanted, others, eos)
+        memberships.append(log_soft_topk(scores, beam_size, eps=eps)[:, 0])
 
-        picked = log_probs.gather(1, parents * vocabulary + tokens)
-        picked = picked.masked_fill(finished.gather(1, parents), 0.0)
-        extensions = scores.gather(1, parents) + picked
-        missing = torch.cat([torch.zeros_like(wanted, dtype=torch.bool), found.scores.isinf()], 1)
-        extensions = extensions.masked_fill(missing, -math.inf)
-        memberships.append(log_soft_topk(extensions, beam_size, eps=eps)[:, 0])
-
-        best = extensions.detach().topk(beam_size, dim=1).indices
+        best = scores.detach().topk(beam_size, dim=1).indices
         is_gold = best == 0
         fallen = ~is_gold.any(1, keepdim=True)
         best = best.masked_fill(fallen, 0)
-        held = is_gold.long().argmax(1, keepdim=True)
-        scores = extensions.gather(1, best)
-        alone = fallen & (torch.arange(beam_size, device=device) > 0)
-        scores = scores.masked_fill(alone, -math.inf)
-        finished = tokens.gather(1, best) == eos
-        inputs = embedding[tokens.gather(1, best).flatten()]
-        state = take_rows(state, parents.gather(1, best))
+        held = is_gold.long().argmax(1, keepdim=True)  # the first, also after a restart
+        empty = fallen & (torch.arange(beam_size, device=gold.device) > 0)
+        last = tokens.gather(1, best)
+        beam = Beam(
+            embedding[last.flatten()],
+            take_rows(state, parents.gather(1, best)),
+            scores.gather(1, best).masked_fill(empty, -math.inf),
+            last == eos,
+        )
     counted = gold != pad
     losses = torch.stack(memberships, 1).masked_fill(~counted, 0.0)
     return -losses.sum() / counted.sum()
+
+
+def _extensions(
+    beam: Beam, log_probs: Tensor, held: Tensor, wanted: Tensor, others: int, eos: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Scores, parents and tokens (B, 1 + others): gold's extension, then the best of the rest.
+
+    Gold's is that of the hypothesis ``held`` by the token ``wanted``, (B, 1) each.
+    """
+    batch, k = beam.scores.shape
+    log_probs = log_probs.reshape(batch, k, -1)
+    vocabulary = log_probs.shape[-1]
+    extended = extend(beam.scores, log_probs, beam.finished, eos)
+    extended.flatten(1).scatter_(1, held * vocabulary + wanted, -math.inf)  # gold only once
+    found = best_candidates(extended, others)
+    parents = torch.cat([held, found.parents], 1)
+    tokens = torch.cat([wanted, found.tokens], 1)
+    picked = log_probs.flatten(1).gather(1, parents * vocabulary + tokens)
+    picked = picked.masked_fill(beam.finished.gather(1, parents), 0.0)
+    missing = torch.cat([torch.zeros_like(wanted).bool(), found.scores.isinf()], 1)
+    scores = (beam.scores.gather(1, parents) + picked).masked_fill(missing, -math.inf)
+    return scores, parents, tokens

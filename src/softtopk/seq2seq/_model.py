@@ -12,8 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from .._checks import check_integer
+from ..functional._arguments import check_choice
 from ._attention import AdditiveAttention, Attention, Memory
-from ._checks import check_choice, check_integer, check_share
+from ._checks import check_share
 from ._states import DecoderStep
 
 Cell = Literal["gru", "lstm"]
@@ -100,6 +102,11 @@ class Seq2Seq(nn.Module):
         """Source tokens (B, S), padded -> the memory and the decoder's first state (B, h)."""
         mask = source != self.config.pad
         lengths = mask.sum(-1).cpu()
+        if not lengths.all() or (mask[:, 1:] & ~mask[:, :-1]).any():
+            raise ValueError(
+                f"source must have a token in every row, and its padding, {self.config.pad}, after "
+                "the tokens"
+            )
         embedded = self.dropout(self.source_embedding(source))
         packed = pack_padded_sequence(embedded, lengths, batch_first=True, enforce_sorted=False)
         states, last = self.encoder(packed)
@@ -129,7 +136,10 @@ class Seq2Seq(nn.Module):
         return self.dropout(self.target_embedding(tokens))
 
     def decoder(self, memory: Memory) -> DecoderStep:
-        """The decoder as the searches and losses take it, for the sentences of ``memory``."""
+        """The decoder as the searches and losses take it, for the sentences of ``memory``.
+
+        In training its dropout draws a mask for each hypothesis.
+        """
 
         def step(inputs: Tensor, state: State) -> tuple[Tensor, State]:
             features, state = self.step(self.dropout(inputs), state, memory)
@@ -178,7 +188,8 @@ class Seq2Seq(nn.Module):
         weights = {
             name: tensor.detach().cpu().contiguous() for name, tensor in self._weights().items()
         }
-        metadata = {FORMAT: json.dumps(asdict(self.config))}
+        described = {"attention": type(self.attention).__name__, **asdict(self.config)}
+        metadata = {FORMAT: json.dumps(described)}
         safetensors.torch.save_file(weights, str(path), metadata)
 
     @classmethod
@@ -201,7 +212,14 @@ class Seq2Seq(nn.Module):
             raise ValueError(
                 f"{path} is not a file that Seq2Seq.save wrote: it has no metadata {FORMAT!r}"
             )
-        model = cls(Seq2SeqConfig(**json.loads(metadata[FORMAT])), attention)
+        described = json.loads(metadata[FORMAT])
+        kind = described.pop("attention")
+        model = cls(Seq2SeqConfig(**described), attention)
+        if type(model.attention).__name__ != kind:
+            raise ValueError(
+                f"{path} has the weights of a model with {kind}, not "
+                f"{type(model.attention).__name__}: give it as attention"
+            )
         model.to(next(iter(weights.values())).dtype)
         model.load_weights(weights)
         return model
@@ -212,6 +230,12 @@ class Seq2Seq(nn.Module):
         wrong = sorted(wanted.keys() ^ weights.keys())
         if wrong:
             raise ValueError(f"the weights do not fit this model, see {', '.join(wrong[:5])}")
+        for name, tensor in wanted.items():
+            if weights[name].shape != tensor.shape:
+                raise ValueError(
+                    f"the weights do not fit this model: {name} has the shape "
+                    f"{tuple(weights[name].shape)}, not {tuple(tensor.shape)}"
+                )
         self.load_state_dict(dict(weights), strict=False)
 
     def _weights(self) -> dict[str, Tensor]:

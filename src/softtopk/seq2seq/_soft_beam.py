@@ -8,23 +8,26 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .._checks import check_integer
 from ..functional import Sinkhorn, sorted_soft_topk
+from ..functional._arguments import check_choice
+from ._beam import Beam, first_beam
 from ._candidates import Candidates, best_candidates, extend, influential_candidates, normalised_eps
 from ._checks import (
-    check_choice,
     check_eps,
+    check_finite,
     check_gold,
-    check_integer,
     check_log_probs,
+    check_not_negative,
     check_search,
 )
-from ._states import DecoderStep, State, mix_rows, repeat_rows
+from ._states import DecoderStep, State, mix_rows
 
 Normalize = Literal["row", "batch"] | None
 Solver = Literal["exact", "sinkhorn"] | Sinkhorn
@@ -37,7 +40,7 @@ class SoftBeams(NamedTuple):
     tokens: Tensor
     """(B, k, L): of the largest weight, with the end token, then padding; in the order of rank."""
     log_likelihoods: Tensor
-    """(B, k), differentiable."""
+    """(B, k), differentiable; -inf where there are fewer sequences."""
     gold_log_probs: Tensor | None
     """(B, T): of the gold tokens along the best hypothesis, 0 at the padding; differentiable."""
 
@@ -50,6 +53,8 @@ class Selection:
     eps: float
     normalize: Normalize
     solver: Solver
+    bound: float | None
+    """Of the gradient that a sentence sends through its selection in a step; None for none."""
 
     def __post_init__(self) -> None:
         check_eps(self.eps)
@@ -69,19 +74,26 @@ class Selection:
 
     def weights(self, scores: Tensor, eps: Tensor | float) -> Tensor:
         """Scores (B, m) of candidates -> A (B, m, k)."""
+        if self.bound is not None:
+            scores = _Bounded.apply(scores, self.bound)
         return sorted_soft_topk(scores, self.beam_size, eps=eps, solver=self.solver)
 
 
-class Beam(NamedTuple):
-    """k soft hypotheses of each sentence."""
+class _Bounded(torch.autograd.Function):
+    """The identity, whose gradient has in each row a norm of at most ``bound``."""
 
-    inputs: Tensor
-    """(B * k, D): the mixed embeddings of their last tokens."""
-    state: State
-    scores: Tensor
-    """(B, k): log-likelihoods, -inf where there is none."""
-    finished: Tensor
-    """(B, k)."""
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bound: float) -> Tensor:
+        ctx.bound = bound
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        # By the largest entry first: the square of one that exploded would overflow.
+        size = grad.abs().amax(-1, keepdim=True)
+        unit = grad / torch.where(size > 0, size, 1.0)
+        length = unit.norm(dim=-1, keepdim=True)
+        return torch.where(size * length > ctx.bound, unit * (ctx.bound / length), grad), None
 
 
 class Move(NamedTuple):
@@ -104,7 +116,8 @@ class Proposal(NamedTuple):
     inputs: Tensor
     """(B, k, D)."""
     shares: Tensor
-    """(B, k, k): of the hypotheses before the step in those after it; columns sum to one."""
+    """(B, k, k): of the hypotheses before the step in those after it; a column sums to one, or to
+    zero if its rank is empty."""
     state: State
     """Of the hypotheses before the step."""
 
@@ -122,6 +135,7 @@ def soft_beam_search(
     pad: int = 0,
     normalize: Normalize = None,
     solver: Solver = "exact",
+    selection_clip: float | None = None,
     gold: Tensor | None = None,
 ) -> SoftBeams:
     r"""Beam search that is differentiable, by sorted SOFT top-k.
@@ -138,9 +152,13 @@ def soft_beam_search(
     weight, and so is its log-likelihood. A finished hypothesis is extended by the end token alone,
     with probability one.
 
-    Extensions that cannot change A by more than a rounding error are left out, exactly: at
+    Extensions that together cannot change A by more than a rounding error are left out: at
     eps = 0.1 those about 1.4 nats below the (k + 1)-th best. A step keeps the log-probabilities,
-    B k V numbers, for the backward pass, and little more.
+    B k V numbers, for the backward pass, and little more; with ``normalize`` or Sinkhorn, where all
+    extensions count, also A with k times as many.
+
+    For large eps two ranks can have their largest weight at the same extension, and then the same
+    sequence: that is the paper's rule.
 
     Args:
         step: The decoder, see `DecoderStep`.
@@ -155,10 +173,15 @@ def soft_beam_search(
             spread A over the whole vocabulary.
         solver: ``"exact"``, or ``"sinkhorn"`` or a `Sinkhorn` for the paper's algorithm, which is
             run on all extensions.
+        selection_clip: Bounds the norm of the gradient that a sentence sends through A to the
+            scores in one step; 0 stops it. Without a bound it is multiplied by up to 1 / eps in
+            every step: it explodes with the length of the sentence.
         gold: (B, T), sequences to score along the best hypothesis: tokens, end token, padding.
     """
     batch, vocabulary = check_search(init_state, embedding, beam_size, bos=bos, eos=eos, pad=pad)
-    selection = Selection(beam_size, eps, normalize, solver)
+    check_finite(init_state)
+    bound = None if selection_clip is None else check_not_negative("selection_clip", selection_clip)
+    selection = Selection(beam_size, eps, normalize, solver, bound)
     lengths = None if gold is None else check_gold(gold, batch, vocabulary, pad)
     if max_len is None:
         if gold is None:
@@ -173,7 +196,7 @@ def soft_beam_search(
     moves = []
     for t in range(max_len):
         wanted = gold[:, t] if gold is not None and t < gold.shape[1] else None
-        proposal = propose(step, beam, embedding, selection, eos, wanted)
+        proposal = propose(step, beam, embedding, selection, eos, wanted, first=t == 0)
         beam = accept(proposal, eos)
         moves.append(proposal.move)
     tokens = backtrack(moves, eos, pad)
@@ -183,14 +206,6 @@ def soft_beam_search(
     return SoftBeams(tokens, beam.scores, along)
 
 
-def first_beam(init_state: State, embedding: Tensor, batch: int, k: int, bos: int) -> Beam:
-    """One hypothesis, empty."""
-    scores = torch.full((batch, k), -math.inf, device=embedding.device, dtype=embedding.dtype)
-    scores[:, 0] = 0.0
-    inputs = embedding[bos].expand(batch * k, -1)
-    return Beam(inputs, repeat_rows(init_state, k), scores, scores.new_zeros(batch, k).bool())
-
-
 def propose(
     step: DecoderStep,
     beam: Beam,
@@ -198,12 +213,15 @@ def propose(
     selection: Selection,
     eos: int,
     gold: Tensor | None,
+    *,
+    first: bool,
 ) -> Proposal:
     """One step of Algorithm 2; ``gold`` (B,) are tokens to score."""
     batch, k = beam.scores.shape
     vocabulary = embedding.shape[0]
     log_probs, state = step(beam.inputs, beam.state)
-    log_probs = check_log_probs(log_probs, batch * k, vocabulary).reshape(batch, k * vocabulary)
+    check_log_probs(log_probs, batch * k, vocabulary, values=first)
+    log_probs = log_probs.reshape(batch, k * vocabulary)
     extended = extend(beam.scores, log_probs.view(batch, k, -1), beam.finished, eos)
     found, eps = selection.candidates(extended)
 
@@ -211,8 +229,8 @@ def propose(
     m = found.scores.shape[1]
     places = found.parents * vocabulary + found.tokens
     if gold is not None:
-        first = torch.arange(k, device=gold.device) * vocabulary
-        places = torch.cat([places, first + gold.unsqueeze(1)], 1)
+        starts = torch.arange(k, device=gold.device) * vocabulary
+        places = torch.cat([places, starts + gold.unsqueeze(1)], 1)
     picked = log_probs.gather(1, places)
 
     ended = beam.finished.gather(1, found.parents)
@@ -237,6 +255,7 @@ def mixed_embeddings(weights: Tensor, tokens: Tensor, embedding: Tensor) -> Tens
     """Sums (B, k, D) of the embeddings of ``tokens`` (B, m) with ``weights`` (B, m, k)."""
     batch, m, k = weights.shape
     vocabulary = embedding.shape[0]
+    weights = weights.to(embedding.dtype)
     if m <= vocabulary // 16:
         return weights.mT @ embedding[tokens]
     # Their B m D numbers would be more than the weights by token, and a token can occur k times.
@@ -305,14 +324,18 @@ def soft_beam_loss(
     pad: int = 0,
     normalize: Normalize = None,
     solver: Solver = "exact",
+    selection_clip: float | None = None,
     follow: Follow = "best",
 ) -> Tensor:
     """Negative log-likelihood of ``gold`` (B, T) under soft beam search, in nats per gold token.
 
-    The search runs as many steps as the sentence has gold tokens. Other arguments as for
-    `soft_beam_search`.
+    The search runs as many steps as the sentence has gold tokens. Where the hypothesis that is
+    followed has ended before gold, the rest of gold is scored by what the decoder makes of further
+    end tokens. Other arguments as for `soft_beam_search`.
 
     Args:
+        selection_clip: In units of the gradient of one token: the bound is divided by the number of
+            gold tokens, as the loss is.
         follow: Which hypothesis gold is scored along. ``"best"``, the paper's: the likeliest at
             the end. Where it has a word more or less than gold, all later positions are compared
             with the wrong gold token. ``"until-departure"``: the same, but only positions up to
@@ -322,16 +345,20 @@ def soft_beam_loss(
     """
     check_choice("follow", follow, ("best", "until-departure", "gold"))
     batch, vocabulary = check_search(init_state, embedding, beam_size, bos=bos, eos=eos, pad=pad)
-    selection = Selection(beam_size, eps, normalize, solver)
+    check_finite(init_state)
     lengths = check_gold(gold, batch, vocabulary, pad)
     counted = gold != pad
+    bound = None
+    if selection_clip is not None:
+        bound = check_not_negative("selection_clip", selection_clip) / int(counted.sum())
+    selection = Selection(beam_size, eps, normalize, solver, bound)
     beam = first_beam(init_state, embedding, batch, beam_size, bos)
     if follow == "gold":
         along = _along_gold(step, beam, embedding, selection, gold, eos)
         return -along.masked_fill(~counted, 0.0).sum() / counted.sum()
     moves = []
-    for wanted in gold.unbind(1):
-        proposal = propose(step, beam, embedding, selection, eos, wanted)
+    for t, wanted in enumerate(gold.unbind(1)):
+        proposal = propose(step, beam, embedding, selection, eos, wanted, first=t == 0)
         beam = accept(proposal, eos)
         moves.append(proposal.move)
     along = gold_along_best(moves, lengths)
@@ -352,8 +379,8 @@ def _along_gold(
     """Log-probabilities (B, T) of gold from the hypotheses that are gold's prefixes."""
     held = torch.zeros(len(gold), 1, dtype=torch.long, device=gold.device)  # by which of them
     along = []
-    for wanted in gold.unbind(1):
-        proposal = propose(step, beam, embedding, selection, eos, wanted)
+    for t, wanted in enumerate(gold.unbind(1)):
+        proposal = propose(step, beam, embedding, selection, eos, wanted, first=t == 0)
         move = proposal.move
         assert move.gold_log_probs is not None
         along.append(move.gold_log_probs.gather(1, held))

@@ -18,7 +18,8 @@ class DecoderStep(Protocol):
 
     The rows are hypotheses, N = B * k of them, the k of a sentence next to each other. What all
     hypotheses of a sentence share, such as the encoder's output, need not be in the state: the step
-    can hold it, with B rows, and finds k as N / B.
+    can hold it, with B rows, and finds k as N / B. The soft search averages the floating tensors of
+    the state, so they have to be finite: keep a mask as booleans.
     """
 
     def __call__(self, inputs: Tensor, state: Any, /) -> tuple[Tensor, Any]:

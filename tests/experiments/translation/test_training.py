@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import math
 import random
@@ -15,7 +16,7 @@ import torch.nn.functional as F
 
 from softtopk._training import DivergedError, mix, seeded
 from softtopk.experiments.translation._batches import Pair, epoch_order, make_batch
-from softtopk.experiments.translation._training import OBJECTIVES, Recipe, Training
+from softtopk.experiments.translation._training import MOST_SKIPPED, OBJECTIVES, Recipe, Training
 from softtopk.seq2seq import Seq2Seq, Seq2SeqConfig, hybrid_loss
 
 SIZES = {"source_vocab": 12, "target_vocab": 12, "embedding": 8, "hidden": 8}
@@ -246,5 +247,28 @@ def test_a_diverging_training_keeps_the_last_finite_weights() -> None:
     training = make(recipe)
     training.advance()  # the loss is finite still, and the update that follows is huge
     with pytest.raises(DivergedError, match=r"smaller learning rate"):
-        training.advance()
+        for _ in range(MOST_SKIPPED):
+            training.advance()
     assert all(p.isfinite().all() for p in training.model.parameters())
+
+
+def test_an_update_whose_gradient_overflows_is_left_out() -> None:
+    training = make(RECIPE)
+    training.advance()
+    before = copy.deepcopy(training.model.state_dict())
+    hook = training.model.output.bias.register_hook(lambda grad: grad * math.inf)
+    training.advance()
+    assert training.skipped == 1
+    assert training.step == 2
+    for name, tensor in training.model.state_dict().items():
+        assert torch.equal(tensor, before[name])
+    hook.remove()
+    again = make(RECIPE)
+    again.load_state_dict(training.state_dict())
+    assert again.skipped == 1
+    assert again.advance() == training.advance()
+    assert (again.skipped, again.in_a_row) == (1, 0)
+    training.model.output.bias.register_hook(lambda grad: grad * math.inf)
+    with pytest.raises(DivergedError, match="norm of its gradient"):
+        for _ in range(MOST_SKIPPED):
+            training.advance()

@@ -60,6 +60,7 @@ def execute(
         "seed": seed,
         "updates": training.step,
         "best_update": training.best["step"],
+        "skipped_updates": training.skipped,
         "training_pairs": len(pairs),
         "sentences": {name: len(split) for name, split in splits.items()},
         **{

@@ -78,6 +78,8 @@ class Settings:
     solver: str = "exact"
     follow: str = "best"
     """Which hypothesis soft-beam scores the reference along. The paper's is the best one."""
+    selection_clip: float | None = None
+    """Bounds the gradient through the selections of soft-beam; None for none, as in the paper."""
     candidates: int = 32
     """Of a sentence and step, for membership. More do not change its value."""
 
@@ -132,8 +134,8 @@ class Settings:
 _LEAST: dict[str, float] = {
     "max_words": 1, "subset": 1, "max_length": 1, "vocab": 8, "hidden": 1, "embedding": 1,
     "pretrain_epochs": 1, "pretrain_final_lr": 0, "updates": 0, "final_lr": 0, "batch_size": 1,
-    "clip": 0, "beam": 1, "candidates": 1, "eval_every": 1, "eval_sentences": 1,
-    "length_penalty": 0, "patience": 0, "threads": 1,
+    "clip": 0, "selection_clip": 0, "beam": 1, "candidates": 1, "eval_every": 1,
+    "eval_sentences": 1, "length_penalty": 0, "patience": 0, "threads": 1,
 }  # fmt: skip
 _CHOICES: dict[str, tuple[str | None, ...]] = {
     "cell": ("gru", "lstm"),
@@ -150,7 +152,7 @@ MODEL = ("cell", "hidden", "embedding", "tied")
 """The settings that determine the shapes of the weights."""
 PRETRAIN_ONLY = ("pretrain_epochs", "pretrain_lr", "pretrain_final_lr")
 _SEARCH = {
-    "soft-beam": ("beam", "eps", "normalize", "solver", "follow"),
+    "soft-beam": ("beam", "eps", "normalize", "solver", "follow", "selection_clip"),
     "membership": ("beam", "eps", "candidates"),
 }
 

@@ -28,6 +28,7 @@ SEARCH_LOSSES: dict[str, Callable[..., Tensor]] = {
 }
 OBJECTIVES = ("teacher-forcing", *SEARCH_LOSSES)
 OPTIMIZERS = ("adam", "sgd")
+MOST_SKIPPED = 10  # updates in a row whose gradient is not finite
 # The share of the change of the learning rate that is behind a step of so many.
 SCHEDULES: dict[str, Callable[[float, int, int], float]] = {
     "constant": lambda change, step, total: 0.0,
@@ -104,6 +105,8 @@ class Training:
         """Score, step and weights of the best validation."""
         self.stopped = False
         """Whether the score has not improved for too long."""
+        self.skipped, self.in_a_row = 0, 0
+        """Updates left out because the gradient was not finite: in all, and just now."""
         self._batches = batches_per_epoch(len(pairs), recipe.batch_size)
         self._order: list[list[int]] = []
         self._order_epoch = -1
@@ -127,13 +130,18 @@ class Training:
             self.model.parameters(), self.recipe.clip or math.inf
         ).item()
         value = loss.item()
-        if not math.isfinite(value) or not math.isfinite(size):
+        # Through a search a gradient can overflow that is none of the model's fault.
+        self.in_a_row = 0 if math.isfinite(size) else self.in_a_row + 1
+        if not math.isfinite(value) or self.in_a_row == MOST_SKIPPED:
             # Before the update: the weights are still those of the last finite loss.
             raise DivergedError(
                 f"the loss is {value} and the norm of its gradient {size} at update "
                 f"{self.step + 1} of {self.recipe.updates}: try a smaller learning rate"
             )
-        self.optimizer.step()
+        if self.in_a_row:
+            self.skipped += 1
+        else:
+            self.optimizer.step()
         self.step += 1
         self.seconds += time.perf_counter() - start
         self.cpu_seconds += time.process_time() - cpu
@@ -158,6 +166,7 @@ class Training:
             "optimizer": self.optimizer.state_dict(),
             "best": self.best,
             "stopped": self.stopped,
+            "skipped": (self.skipped, self.in_a_row),
             "seconds": self.seconds,
             "cpu_seconds": self.cpu_seconds,
         }
@@ -166,6 +175,7 @@ class Training:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.step, self.best, self.stopped = state["step"], state["best"], state["stopped"]
+        self.skipped, self.in_a_row = state["skipped"]
         self.seconds, self.cpu_seconds = state["seconds"], state["cpu_seconds"]
 
     def _draw(self, step: int) -> Batch:
