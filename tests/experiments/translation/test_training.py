@@ -35,6 +35,11 @@ def some_pairs(n: int = 30) -> list[Pair]:
     return [Pair(row, row[::-1]) for row in rows]
 
 
+def advance(training: Training, steps: int) -> None:
+    for _ in range(steps):
+        training.advance()
+
+
 def recipe_of(objective: str) -> Recipe:
     return replace(RECIPE, objective=objective, search=SEARCH[objective])
 
@@ -247,8 +252,7 @@ def test_a_diverging_training_keeps_the_last_finite_weights() -> None:
     training = make(recipe)
     training.advance()  # the loss is finite still, and the update that follows is huge
     with pytest.raises(DivergedError, match=r"smaller learning rate"):
-        for _ in range(MOST_SKIPPED):
-            training.advance()
+        advance(training, MOST_SKIPPED)
     assert all(p.isfinite().all() for p in training.model.parameters())
 
 
@@ -270,5 +274,4 @@ def test_an_update_whose_gradient_overflows_is_left_out() -> None:
     assert (again.skipped, again.in_a_row) == (1, 0)
     training.model.output.bias.register_hook(lambda grad: grad * math.inf)
     with pytest.raises(DivergedError, match="norm of its gradient"):
-        for _ in range(MOST_SKIPPED):
-            training.advance()
+        advance(training, MOST_SKIPPED)
