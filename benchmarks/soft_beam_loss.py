@@ -3,7 +3,7 @@
     softtopk translate train --data DIR --objective teacher-forcing --out RUN
     python benchmarks/soft_beam_loss.py RUN/pretrain/seed-0
 
-Takes a trained model and the sentences of its run, and prints two Markdown tables.
+Takes a trained model and the sentences of its run, and prints three Markdown tables.
 
 The first: the loss scores the reference's token t from the state of the best hypothesis before its
 own token t. Nats per token and numbers of tokens, for validation sentences: at all positions; up to
@@ -11,7 +11,9 @@ the first at which the hypothesis takes another token than the reference; after 
 the positions at which both have the same token all the same.
 
 The second: the norm of the gradient of each loss, for 8 training sentences of each length, without
-dropout. Two or three minutes.
+dropout.
+
+The third: the membership loss of 50 training sentences by the number of candidates. A few minutes.
 """
 
 from __future__ import annotations
@@ -95,6 +97,19 @@ def print_gradients(model: Seq2Seq, pairs: Sequence[Pair]) -> None:
         print(f"| {name} | {' | '.join(f'{norm:.2g}' for norm in norms)} |")
 
 
+@torch.no_grad()
+def print_candidates(model: Seq2Seq, pairs: Sequence[Pair]) -> None:
+    batch = batch_of(model, [pair for pair in pairs if len(pair.target) == LENGTHS[1]][:BATCH])
+    memory, state = model.encode(batch.source)
+    embedding = model.target_embedding.weight
+    print("| candidates | membership loss |\n|--:|--:|")
+    for candidates in (8, 32, 128, 1000, 5 * len(embedding)):
+        loss = beam_membership_loss(
+            model.decoder(memory), state, embedding, batch.target, candidates=candidates
+        )
+        print(f"| {candidates:,} | {loss.item():.3f} |")
+
+
 def gradient_norm(model: Seq2Seq, batch: Batch, loss: Callable[..., Tensor]) -> float:
     memory, state = model.encode(batch.source)
     step = model.decoder(memory)
@@ -130,7 +145,10 @@ def main() -> None:
     )
     print_positions(model, pairs_of(valid, *pieces)[0])
     print()
-    print_gradients(model, pairs_of(corpus.train, *pieces)[0])
+    pairs = pairs_of(corpus.train, *pieces)[0]
+    print_gradients(model, pairs)
+    print()
+    print_candidates(model, pairs)
 
 
 if __name__ == "__main__":

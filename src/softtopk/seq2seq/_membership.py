@@ -41,8 +41,8 @@ def beam_membership_loss(
         gold: (B, T): tokens, end token, padding.
         eps: Temperature, in nats.
         candidates: How many extensions of a sentence take part, the best ones, gold's included;
-            more than ``beam_size``. The rest is left out, which is an approximation: with eps = 1 a
-            tail of thousands has a share that 32 do not show.
+            more than ``beam_size``. Leaving out the rest is an approximation: with eps = 1 a long
+            tail has a share, too.
     """
     batch, vocabulary = check_search(init_state, embedding, beam_size, bos=bos, eos=eos, pad=pad)
     check_gold(gold, batch, vocabulary, pad)
