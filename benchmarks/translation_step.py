@@ -6,13 +6,13 @@
 Random sentences of 20 tokens on both sides, 32 in a batch, 8,000 tokens, beam 5, and the model of
 `softtopk translate` as it is by default, its output layer scaled until its predictions are about as
 certain as those of a trained one: the number of candidates that matter depends on it, and without
-training nearly all of them do. An update is forward, backward, clipping and a step of Adam. Prints
-a Markdown table: the median CPU time of an update by each loss, its ratio to teacher forcing, and what
-autograd keeps for the backward pass, the parameters not counted. The repeats of all rows are
-interleaved, so that a disturbance of the machine meets all of them; a row that has taken a minute
-is not repeated any more. With --profile, where the time of a hybrid update goes. A few minutes,
-most of them for Sinkhorn. CPU time, which other work on the machine disturbs less, is that of all
-threads together; --threads changes their number from one.
+training nearly all of them do. An update is forward, backward, clipping and a step of Adam.
+Prints a Markdown table: the median CPU time of an update by each loss, its ratio to teacher
+forcing, and what autograd keeps for the backward pass, the parameters not counted. The repeats of
+all rows are interleaved, so that a disturbance of the machine meets all of them; a row that has
+taken a minute is not repeated any more. With --profile, where the time of a hybrid update goes.
+Ten minutes or so, most of them for Sinkhorn. The CPU time, which other work on the machine disturbs
+less, is that of all threads together; --threads changes their number from one.
 """
 
 from __future__ import annotations
