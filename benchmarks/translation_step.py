@@ -30,6 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from softtopk import ConvergenceWarning, Sinkhorn
+from softtopk.experiments.translation._training import Recipe, make_optimizer
 from softtopk.seq2seq import (
     Seq2Seq,
     Seq2SeqConfig,
@@ -43,6 +44,7 @@ VOCABULARY, LENGTH, BATCH, BEAM = 8000, 20, 32, 5
 PAD, BOS, EOS, FIRST = 0, 2, 3, 4
 ENTROPY = 1.5  # nats, of a prediction; a model trained on en-fr has a loss of 1.3 per token
 ROW_SECONDS = 60.0
+RECIPE = Recipe(updates=1, period=1, lr=1e-4)  # for the optimiser of `softtopk translate`
 
 # None is teacher forcing alone. The paper: beam 5, rho = 0.8, eps = 0.1.
 Options = dict[str, Any] | None
@@ -87,7 +89,7 @@ class Update:
         torch.manual_seed(0)
         config = Seq2SeqConfig(source_vocab=VOCABULARY, target_vocab=VOCABULARY)
         self.model = Seq2Seq(config)
-        self.optimiser = torch.optim.Adam(self.model.parameters(), lr=1e-4, fused=True)
+        self.optimiser = make_optimizer(self.model, RECIPE, torch.device("cpu"))
         self.options = options
         ends = torch.full((BATCH, 1), EOS)
         tokens = torch.randint(FIRST, VOCABULARY, (2, BATCH, LENGTH - 1))

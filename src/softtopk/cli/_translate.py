@@ -41,6 +41,8 @@ LengthPenalty = Annotated[
     float | None,
     typer.Option(help="Power of the length that log-likelihoods are divided by; the run's."),
 ]
+Device = Annotated[str, typer.Option(help="cpu, cuda, mps, ...")]
+Threads = Annotated[int | None, typer.Option(help="CPU threads; default: torch's.")]
 
 
 def app() -> typer.Typer:
@@ -99,8 +101,8 @@ def train(
     init: Annotated[
         Path | None,
         typer.Option(
-            help="Begin with these weights in place of the pre-training: a finished run, or a "
-            "file of Seq2Seq.save."
+            help="Begin with these weights in place of the pre-training: a finished run, whose "
+            "pieces are then used, or a file of Seq2Seq.save, with --pieces."
         ),
     ] = None,
     seed: Annotated[
@@ -213,10 +215,13 @@ def train(
     ] = None,
     test: Annotated[
         bool | None,
-        typer.Option("--test/--no-test", help="Leave the test set alone while tuning."),
+        typer.Option(
+            "--test/--no-test",
+            help="Leave the test set alone while tuning; --resume --test makes up for it.",
+        ),
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu (the default), cuda, mps, ...")] = None,
-    threads: Annotated[int | None, typer.Option(help="CPU threads; default: torch's.")] = None,
+    threads: Threads = None,
 ) -> None:
     """Pre-train by teacher forcing, go on with each objective, and print the table.
 
@@ -260,12 +265,17 @@ def evaluate(
     out: Annotated[
         Path | None, typer.Option(help="Write the table here, as Markdown and as JSON.")
     ] = None,
+    device: Device = "cpu",
+    threads: Threads = None,
 ) -> None:
     """Print BLEU and chrF of all finished models of a run."""
     from softtopk.experiments import translation
 
     with usage_errors():
-        translation.evaluate(run, beams=beam, split=split, length_penalty=length_penalty, out=out)
+        translation.evaluate(
+            run, beams=beam, split=split, length_penalty=length_penalty, out=out, device=device,
+            threads=threads,
+        )  # fmt: skip
 
 
 def translate(
@@ -285,6 +295,8 @@ def translate(
     batch_size: Annotated[
         int, typer.Option(help="Lines to read before their translations are printed.")
     ] = 64,
+    device: Device = "cpu",
+    threads: Threads = None,
 ) -> None:
     """Translate text, line by line, to standard output. Blank lines stay where they are."""
     from softtopk.experiments import translation
@@ -292,8 +304,8 @@ def translate(
     with usage_errors():
         lines = translation.read_lines(file) if file else iter(sys.stdin.buffer)
         for line in translation.translate(
-            run, lines, beam=beam, n_best=n_best, length_penalty=length_penalty,
-            batch_size=batch_size,
+            run, lines, name=str(file or "standard input"), beam=beam, n_best=n_best,
+            length_penalty=length_penalty, batch_size=batch_size, device=device, threads=threads,
         ):  # fmt: skip
             typer.echo(line)
 

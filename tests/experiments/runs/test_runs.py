@@ -22,9 +22,10 @@ from softtopk.experiments.runs import (
     Report,
     Run,
     Table,
+    announce,
     find_runs,
     locked,
-    prepare,
+    open_run,
     read_json,
     train,
     write_atomic,
@@ -82,7 +83,7 @@ def curve(run: Run) -> list[tuple[int, int, float]]:
 
 @pytest.fixture
 def uninterrupted(tmp_path: Path) -> tuple[torch.Tensor, list[tuple[int, int, float]]]:
-    run, walk = prepare(tmp_path / "whole", {}, resume=False), Walk()
+    run, walk = open_run(tmp_path / "whole", {}, resume=False), Walk()
     run_to_end(run, walk)
     return walk.state, curve(run)
 
@@ -90,17 +91,17 @@ def uninterrupted(tmp_path: Path) -> tuple[torch.Tensor, list[tuple[int, int, fl
 @pytest.mark.parametrize("every", [0.0, 1e9], ids=["each step", "each epoch"])
 @pytest.mark.parametrize("at", range(EPOCHS * STEPS))
 def test_a_crash_changes_nothing(tmp_path: Path, uninterrupted: Any, at: int, every: float) -> None:
-    run = prepare(tmp_path / "run", {}, resume=False)
+    run = open_run(tmp_path / "run", {}, resume=False)
     with pytest.raises(CrashError):
         run_to_end(run, Walk(at, crash), every)
     walk = Walk()
-    run_to_end(prepare(tmp_path / "run", {}, resume=True), walk, every)
+    run_to_end(open_run(tmp_path / "run", {}, resume=True), walk, every)
     assert torch.equal(walk.state, uninterrupted[0])
     assert curve(run) == uninterrupted[1]
 
 
 def test_what_was_logged_after_the_checkpoint_is_not_there_twice(tmp_path: Path) -> None:
-    run = prepare(tmp_path / "run", {}, resume=False)
+    run = open_run(tmp_path / "run", {}, resume=False)
     run.log({"epoch": 1})
     run.save({})
     run.log({"epoch": 2})
@@ -114,7 +115,7 @@ def test_what_was_logged_after_the_checkpoint_is_not_there_twice(tmp_path: Path)
 def test_an_interrupt_waits_for_the_step_and_saves(
     tmp_path: Path, uninterrupted: Any, number: signal.Signals
 ) -> None:
-    run = prepare(tmp_path / "run", {}, resume=False)
+    run = open_run(tmp_path / "run", {}, resume=False)
     walk = Walk(5, lambda: os.kill(os.getpid(), number))
     with pytest.raises(Interrupted):
         run_to_end(run, walk, every=1e9)
@@ -157,29 +158,29 @@ def test_interrupts_are_left_alone_outside_the_main_thread() -> None:
 
 
 def test_a_run_is_never_written_over(tmp_path: Path) -> None:
-    prepare(tmp_path / "run", {"lr": 1.0}, resume=False)
+    open_run(tmp_path / "run", {"lr": 1.0}, resume=False)
     with pytest.raises(UsageError, match="--resume"):
-        prepare(tmp_path / "run", {"lr": 1.0}, resume=False)
+        open_run(tmp_path / "run", {"lr": 1.0}, resume=False)
 
 
 def test_resuming_with_other_settings_is_refused(tmp_path: Path) -> None:
-    prepare(tmp_path / "run", {"lr": 1.0, "seeds": [0]}, resume=False)
+    open_run(tmp_path / "run", {"lr": 1.0, "seeds": [0]}, resume=False)
     with pytest.raises(UsageError, match=r"lr was 1\.0, not 2\.0"):
-        prepare(tmp_path / "run", {"lr": 2.0, "seeds": [0]}, resume=True, free=["seeds"])
-    prepare(tmp_path / "run", {"lr": 1.0, "seeds": [0, 1]}, resume=True, free=["seeds"])
+        open_run(tmp_path / "run", {"lr": 2.0, "seeds": [0]}, resume=True, free=["seeds"])
+    open_run(tmp_path / "run", {"lr": 1.0, "seeds": [0, 1]}, resume=True, free=["seeds"])
     assert Run(tmp_path / "run").config["seeds"] == [0, 1]
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("...")
     with pytest.raises(UsageError, match="other files"):
-        prepare(tmp_path, {}, resume=False)
+        open_run(tmp_path, {}, resume=False)
 
 
 def test_a_file_in_place_of_the_folder(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("")
     with pytest.raises(UsageError, match="--out"):
-        prepare(tmp_path / "out", {}, resume=False)
+        open_run(tmp_path / "out", {}, resume=False)
     with pytest.raises(UsageError, match="--out"), locked(tmp_path / "out"):
         pass
 
@@ -199,27 +200,51 @@ def test_a_run_can_be_killed_while_it_is_made(
     with monkeypatch.context() as patch:
         patch.setattr("softtopk.experiments.runs._directory.write_json", write)
         with pytest.raises(CrashError):
-            prepare(tmp_path / "run", {"lr": 1.0}, resume=False)
-    assert prepare(tmp_path / "run", {"lr": 1.0}, resume=True).config["lr"] == 1.0
+            open_run(tmp_path / "run", {"lr": 1.0}, resume=False)
+    assert open_run(tmp_path / "run", {"lr": 1.0}, resume=True).config["lr"] == 1.0
+
+
+def test_a_start_that_was_killed_is_made_again_and_knows_its_own_files(tmp_path: Path) -> None:
+    announce(tmp_path / "run", ["data", "init"])
+    (tmp_path / "run" / "data").mkdir()
+    with locked(tmp_path / "run"):
+        announce(tmp_path / "run", ["data", "init"])  # once more, as the same command does
+    (tmp_path / "run" / "thesis.tex").write_text("...")
+    with pytest.raises(UsageError, match="other files"):
+        open_run(tmp_path / "run", {}, resume=True)
+    (tmp_path / "run" / "thesis.tex").unlink()
+    open_run(tmp_path / "run", {}, resume=False)
+    assert {entry.name for entry in (tmp_path / "run").iterdir()} == {
+        ".lock", "config.json", "data", "environment.json",
+    }  # fmt: skip
+    with pytest.raises(UsageError, match="a run already"):
+        announce(tmp_path / "run", ["data"])
+
+
+def test_nothing_is_announced_among_files_of_others(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()  # of somebody else, though it has the name
+    with pytest.raises(UsageError, match="other files"):
+        announce(tmp_path, ["data"])
+    assert [entry.name for entry in tmp_path.iterdir()] == ["data"]
 
 
 def test_a_record_older_than_an_entry_can_be_resumed(tmp_path: Path) -> None:
-    prepare(tmp_path / "run", {"lr": 1.0}, resume=False)
+    open_run(tmp_path / "run", {"lr": 1.0}, resume=False)
     new = {"lr": 1.0, "flip": False}
-    prepare(tmp_path / "run", new, resume=True, absent={"flip": False})
+    open_run(tmp_path / "run", new, resume=True, absent={"flip": False})
     assert Run(tmp_path / "run").config["lr"] == 1.0
     with pytest.raises(UsageError, match="flip was False, not True"):
-        prepare(tmp_path / "run", {**new, "flip": True}, resume=True, absent={"flip": False})
+        open_run(tmp_path / "run", {**new, "flip": True}, resume=True, absent={"flip": False})
 
 
 def test_metrics_are_json_without_nan(tmp_path: Path) -> None:
-    run = prepare(tmp_path / "run", {}, resume=False)
+    run = open_run(tmp_path / "run", {}, resume=False)
     run.log({"epoch": 1, "loss": 0.5, "accuracy": float("nan")})
     assert run.metrics == [{"epoch": 1, "loss": 0.5}]
 
 
 def test_a_run_that_starts_again_has_no_past(tmp_path: Path) -> None:
-    run = prepare(tmp_path / "run", {}, resume=False)
+    run = open_run(tmp_path / "run", {}, resume=False)
     run.log({"epoch": 1})
     run.save({"step": 1})
     run.restart()
@@ -228,26 +253,26 @@ def test_a_run_that_starts_again_has_no_past(tmp_path: Path) -> None:
 
 
 def test_tuples_in_a_config_are_equal_to_the_lists_they_become(tmp_path: Path) -> None:
-    prepare(tmp_path / "run", {"shape": (1, 2)}, resume=False)
-    assert prepare(tmp_path / "run", {"shape": (1, 2)}, resume=True).config["shape"] == [1, 2]
+    open_run(tmp_path / "run", {"shape": (1, 2)}, resume=False)
+    assert open_run(tmp_path / "run", {"shape": (1, 2)}, resume=True).config["shape"] == [1, 2]
 
 
 def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
-    run = prepare(tmp_path / "run", {}, resume=False)
+    run = open_run(tmp_path / "run", {}, resume=False)
     (run.path / "checkpoint.pt").write_bytes(b"nonsense")
     with pytest.raises(UsageError, match=r"checkpoint\.pt is not a checkpoint"):
         run.load()
 
 
 def test_a_checkpoint_does_not_execute_code(tmp_path: Path) -> None:
-    run = prepare(tmp_path / "run", {}, resume=False)
+    run = open_run(tmp_path / "run", {}, resume=False)
     torch.save({"logged": 0, "state": Walk}, run.path / "checkpoint.pt")
     with pytest.raises(UsageError, match="not a checkpoint"):
         run.load()
 
 
 def test_weights_survive(tmp_path: Path) -> None:
-    run = prepare(tmp_path / "run", {}, resume=False)
+    run = open_run(tmp_path / "run", {}, resume=False)
     with pytest.raises(UsageError, match="no trained weights"):
         run.load_weights()
     weights = {"w": torch.randn(3, 4).t(), "n": torch.tensor(3)}
@@ -261,7 +286,7 @@ def test_weights_survive(tmp_path: Path) -> None:
 
 
 def test_a_finished_run_has_a_result_and_no_checkpoint(tmp_path: Path) -> None:
-    run = prepare(tmp_path / "run", {}, resume=False)
+    run = open_run(tmp_path / "run", {}, resume=False)
     run.save({})
     assert run.result is None
     run.finish({"accuracy": 0.5})
@@ -270,10 +295,10 @@ def test_a_finished_run_has_a_result_and_no_checkpoint(tmp_path: Path) -> None:
 
 
 def test_runs_are_found_below(tmp_path: Path) -> None:
-    prepare(tmp_path / "all", {}, resume=False)
+    open_run(tmp_path / "all", {}, resume=False)
     for name in ("a", "b"):
-        prepare(tmp_path / "all" / name, {}, resume=False)
-    prepare(tmp_path / "alone", {}, resume=False)
+        open_run(tmp_path / "all" / name, {}, resume=False)
+    open_run(tmp_path / "alone", {}, resume=False)
     found = find_runs([tmp_path / "all", tmp_path / "alone"])
     assert [run.path.name for run in found] == ["a", "b", "alone"]
     (tmp_path / "all" / "model").mkdir()
@@ -288,10 +313,10 @@ def test_runs_are_found_below(tmp_path: Path) -> None:
 def test_a_config_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     with pytest.raises(UsageError, match="not that of a run"):
-        prepare(tmp_path, {}, resume=True)
+        open_run(tmp_path, {}, resume=True)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(UsageError, match="not that of a run"):
-        prepare(tmp_path, {}, resume=True)
+        open_run(tmp_path, {}, resume=True)
     with pytest.raises(UsageError, match="JSON"):
         read_json(tmp_path / "config.json")
 
@@ -320,7 +345,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
 
 
 def test_the_surroundings_are_recorded(tmp_path: Path) -> None:
-    run = prepare(tmp_path / "run", {}, resume=False)
+    run = open_run(tmp_path / "run", {}, resume=False)
     assert run.environment["torch"] == torch.__version__
     assert run.environment["cores"] == os.cpu_count()
     assert json.loads((run.path / "environment.json").read_text()) == run.environment
@@ -328,7 +353,7 @@ def test_the_surroundings_are_recorded(tmp_path: Path) -> None:
 
 def test_a_log_has_a_line_for_each_epoch(tmp_path: Path) -> None:
     report, text = quiet()
-    run = prepare(tmp_path / "run", {}, resume=False)
+    run = open_run(tmp_path / "run", {}, resume=False)
     with Interrupt() as interrupt:
         train(Walk(), run, report, interrupt, title="walk")
     lines = text.getvalue().splitlines()
@@ -340,7 +365,7 @@ def test_a_terminal_shows_a_bar(tmp_path: Path) -> None:
     text = io.StringIO()
     report = Report(Console(file=text, force_terminal=True, width=120))
     with Interrupt() as interrupt:
-        train(Walk(), prepare(tmp_path, {}, resume=False), report, interrupt, title="walk")
+        train(Walk(), open_run(tmp_path, {}, resume=False), report, interrupt, title="walk")
     assert "100%" in text.getvalue()
     assert "loss" in text.getvalue()
 
@@ -389,7 +414,7 @@ class Evaluated(Walk):
 def test_every_epoch_is_evaluated_once_and_the_last_one_too(
     tmp_path: Path, stop_at: int | None
 ) -> None:
-    run = prepare(tmp_path / "run", {}, resume=False)
+    run = open_run(tmp_path / "run", {}, resume=False)
     report, text = quiet()
 
     def go(walk: Evaluated) -> None:

@@ -42,13 +42,13 @@ def complaint(capsys: pytest.CaptureFixture[str], *args: str) -> str:
     return re.sub(r"[\s│]+", " ", capsys.readouterr().err)
 
 
-def write_corpus(folder: Path) -> Path:
+def write_corpus(folder: Path, english: list[str] = ENGLISH, french: list[str] = FRENCH) -> Path:
     """Numbers in two languages."""
     folder.mkdir()
     draw = random.Random(0)
     for part, n in (("train", 250), ("valid", 20), ("test", 15)):
         rows = [[draw.randrange(8) for _ in range(draw.randint(1, 4))] for _ in range(n)]
-        for code, words in (("en", ENGLISH), ("fr", FRENCH)):
+        for code, words in (("en", english), ("fr", french)):
             lines = [" ".join(words[i] for i in row) for row in rows]
             (folder / f"{part}.{code}").write_text("\n".join(lines) + "\n")
     return folder
@@ -365,6 +365,8 @@ def test_the_builtin_corpus_needs_no_files(tmp_path: Path) -> None:
         (["--lr", "inf"], "--lr inf"),
         (["--final-lr", "-1"], "--final-lr -1"),
         (["--schedule", "weekly"], "--schedule 'weekly'"),
+        (["--schedule", "constant", "--final-lr", "1e-3"], "--final-lr 0.001"),
+        (["--schedule", "constant", "--pretrain-final-lr", "1e-3"], "--pretrain-final-lr 0.001"),
         (["--optimizer", "magic"], "--optimizer 'magic'"),
         (["--cell", "rnn"], "--cell 'rnn'"),
         (["--dropout", "1"], "--dropout 1"),
@@ -407,20 +409,251 @@ def test_other_mistakes_are_explained(
     for name in ("evaluate", "translate", "compare"):
         assert "no run" in complaint(capsys, name, str(tmp_path))
     (tmp_path / "latin").write_bytes("one\nd\u00e9j\u00e0\n".encode("latin-1"))
-    assert "line 2" in complaint(capsys, "translate", one, str(tmp_path / "latin"))
+    said = complaint(capsys, "translate", one, str(tmp_path / "latin"))
+    assert "latin, line 2: found the byte 0xe9" in said
+    assert "iconv" in said
     (tmp_path / "weights").write_bytes(b"nothing")
     assert "Seq2Seq.save" in complaint(capsys, *new, "--init", str(tmp_path / "weights"))
     assert not (tmp_path / "new" / "config.json").exists()
 
 
 def test_weights_of_another_vocabulary_are_refused(
-    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    everything: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = Seq2Seq(Seq2SeqConfig(source_vocab=9, target_vocab=9, hidden=4, embedding=4))
     model.save(tmp_path / "model.safetensors")
-    args = ["--init", str(tmp_path / "model.safetensors"), "--data", str(corpus), "--vocab", "60"]
+    args = ["--init", str(tmp_path / "model.safetensors"), "--data", str(corpus)]
+    args += ["--pieces", str(everything / "data")]
     said = complaint(capsys, "train", *args, "--out", str(tmp_path / "run"))
     assert "source_vocab 9, not 60" in said
+
+
+FEW = ("--threads", "1", "--updates", "2", "--no-test", "--eval-sentences", "5")
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Other text, whose pieces are as many as those of the numbers."""
+    folder = tmp_path_factory.mktemp("text") / "words"
+    return write_corpus(folder, [word[::-1] for word in ENGLISH], [word[::-1] for word in FRENCH])
+
+
+def pieces_in(folder: Path) -> list[bytes]:
+    return [(folder / f"pieces.{code}.model").read_bytes() for code in ("en", "fr")]
+
+
+def test_init_has_the_pieces_of_its_run(
+    everything: Path, words: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With other text too, and other pieces are refused, though they are as many."""
+    part = everything / "pretrain" / "seed-0"
+    init, out = ["--init", str(part), *FEW], tmp_path / "run"
+    prepared = tmp_path / "prepared"
+    args = ["--data", str(words), "--vocab", "60", "--out", str(prepared)]
+    assert exit_code("prepare", *args) == 0
+    sizes = [
+        json.loads((f / "prepared.json").read_text())["sizes"]
+        for f in (prepared, everything / "data")
+    ]
+    assert sizes[0] == sizes[1]
+    assert pieces_in(prepared) != pieces_in(everything / "data")
+    refused = ["train", *init, "--data", str(words), "--pieces", str(prepared)]
+    said = complaint(capsys, *refused, "--out", str(out))
+    assert "not the pieces that the weights of --init were trained with" in said
+    for number, data in enumerate((words, prepared)):
+        out = tmp_path / f"run{number}"
+        assert exit_code("train", *init, "--data", str(data), "--out", str(out)) == 0
+        assert pieces_in(out / "data") == pieces_in(everything / "data")
+        assert (out / "data" / "test.en").read_bytes() == (words / "test.en").read_bytes()
+    # The weights that a run began with lie in a run too.
+    args = ["--init", str(out / "init.safetensors"), *FEW, "--data", str(words)]
+    assert "not the pieces" in complaint(
+        capsys, "train", *args, "--pieces", str(prepared), "--out", str(tmp_path / "new")
+    )
+    swapped = ["--init", str(part), *FEW, "--source", "fr", "--target", "en"]
+    said = complaint(capsys, "train", *swapped, "--out", str(tmp_path / "new"))
+    assert "--source fr" in said
+    assert "from en into fr" in said
+
+
+def test_a_file_of_weights_needs_pieces(
+    everything: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights = tmp_path / "weights.safetensors"
+    shutil.copy(everything / "pretrain" / "seed-0" / "model.safetensors", weights)
+    init = ["train", "--init", str(weights), *FEW]
+    for data in ([], ["--data", str(corpus)]):
+        said = complaint(capsys, *init, *data, "--out", str(tmp_path / "no"))
+        assert "lies in no run" in said
+        assert "--pieces" in said
+    known = str(everything / "data")
+    for number, args in enumerate((["--data", known], ["--data", str(corpus), "--pieces", known])):
+        out = tmp_path / f"run{number}"
+        assert exit_code(*init, *args, "--out", str(out)) == 0
+        assert pieces_in(out / "data") == pieces_in(everything / "data")
+        text = (out / "table.md").read_text()
+        assert "--init WEIGHTS --pieces PIECES" in text
+        assert json.loads((out / "config.json").read_text())["init"] in text
+        assert "--vocab" not in text
+
+
+def test_resuming_with_other_data_is_refused(
+    corpus: Path, words: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, moved = tmp_path / "run", tmp_path / "moved"
+    shutil.copytree(corpus, moved)
+    args = ["--data", str(moved), *TINY, "--pretrain-epochs", "1", "--updates", "0", "--no-test"]
+    assert exit_code("train", *args, "--subset", "100", "--out", str(out)) == 0
+    again = ["train", "--resume", "--out", str(out)]
+    said = complaint(capsys, *again, "--data", str(words))
+    assert "--data" in said
+    assert "has other text" in said
+    said = complaint(capsys, *again, "--pieces", str(words))
+    assert "--pieces" in said
+    assert "with --resume" in said
+    assert exit_code(*again, "--data", str(corpus)) == 0  # the same text, elsewhere
+    assert exit_code(*again, "--data", "cldr") == 2
+    shutil.rmtree(moved)
+    assert exit_code(*again, "--data", str(moved)) == 0  # what it was made from may be gone
+    assert json.loads((out / "config.json").read_text())["data"] == str(moved)
+
+
+def test_a_test_can_be_made_up_for(everything: Path, corpus: Path, tmp_path: Path) -> None:
+    """The figures are those of a run that had its test at once."""
+    out = tmp_path / "run"
+    args = ["--data", str(corpus), "--objective", "membership", *TINY, *LEARNING, "--no-test"]
+    assert exit_code("train", *args, "--out", str(out)) == 0
+    assert "test" not in result(out, "membership")
+    weights = (out / "membership" / "seed-0" / "model.safetensors").read_bytes()
+    assert exit_code("train", "--resume", "--out", str(out)) == 0
+    assert "test" not in result(out, "membership")
+    assert exit_code("train", "--resume", "--test", "--out", str(out)) == 0
+    for stage in ("pretrain", "membership"):
+        assert result(out, stage) == result(everything, stage)
+    assert (out / "membership" / "seed-0" / "model.safetensors").read_bytes() == weights
+    assert json.loads((out / "config.json").read_text())["test"] is True
+    assert "test, beam 3" in (out / "table.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "expected"),
+    [
+        (["--vocab", "9"], "--vocab 9"),
+        (["--vocab", "60", "--max-length", "1"], "--max-length 1"),
+        (["--pieces", "."], "--pieces ."),
+        (["--vocab", "60", "--device", "abacus"], "--device abacus"),
+    ],
+)
+def test_after_a_wrong_option_the_folder_can_be_used(
+    corpus: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    wrong: list[str],
+    expected: str,
+) -> None:
+    out = tmp_path / "run"
+    text = tmp_path / "text"
+    shutil.copytree(corpus, text)
+    for part in ("train.en", "train.fr"):  # no pair of one piece, of which numbers have some
+        lines = (text / part).read_text().splitlines()
+        (text / part).write_text("".join(f"{line} zzz zzz\n" for line in lines))
+    args = ["train", "--data", str(text), *TINY[2:], "--pretrain-epochs", "1", "--updates", "0"]
+    args += ["--no-test", "--out", str(out)]
+    for resume in ([], ["--resume"]):
+        assert expected in complaint(capsys, *args, *wrong, *resume)
+        assert [entry for entry in out.glob("*") if entry.name[0] != "."] == []
+    assert exit_code(*args, "--vocab", "60") == 0
+
+
+def test_after_weights_that_do_not_fit_the_folder_can_be_used(
+    everything: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = Seq2Seq(Seq2SeqConfig(source_vocab=9, target_vocab=9, hidden=4, embedding=4))
+    model.save(tmp_path / "model.safetensors")
+    out, data = tmp_path / "run", str(everything / "data")
+    args = ["train", "--data", data, *FEW, "--out", str(out), "--init"]
+    assert "source_vocab 9" in complaint(capsys, *args, str(tmp_path / "model.safetensors"))
+    assert exit_code(*args, str(everything / "pretrain" / "seed-0")) == 0
+
+
+class KilledError(Exception):
+    """Stands for a kill."""
+
+
+@pytest.mark.parametrize("resume", [[], ["--resume"]])
+@pytest.mark.parametrize("survived", [0, 4, 9])
+def test_a_start_that_was_killed_is_made_again(
+    everything: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    resume: list[str],
+    survived: int,
+) -> None:
+    """In the text, before the weights to begin with, and before the config.json."""
+    out = tmp_path / "run"
+    args = ["train", "--init", str(everything), *FEW, "--seed", "3", "--out", str(out)]
+    writes = iter(range(survived))
+
+    def write(path: Path, content: Any) -> None:
+        if next(writes, None) is None:
+            raise KilledError
+        data = content if isinstance(content, bytes) else json.dumps(content).encode()
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(data)
+
+    with monkeypatch.context() as patch:
+        for module in ("_data", "_command"):
+            patch.setattr(f"softtopk.experiments.translation.{module}.write_atomic", write)
+        patch.setattr("softtopk.experiments.translation._data.write_json", write)
+        with pytest.raises(KilledError):
+            cli.main(["translate", *args])
+    assert len(list((out / "data").glob("*"))) == survived
+    assert not (out / "config.json").exists()
+    assert exit_code(*args, *resume) == 0
+    assert result(out, "soft-beam", 3)["updates"] == 2
+    assert not (out / ".start.json").exists()
+
+
+def test_a_run_without_the_weights_it_began_with(
+    everything: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    assert exit_code("train", "--init", str(everything), *FEW, "--out", str(out)) == 0
+    (out / "init.safetensors").unlink()
+    said = complaint(capsys, "train", "--resume", "--seed", "1", "--out", str(out))
+    assert "missing: put the file with the SHA-256" in said
+
+
+def test_translating_and_evaluating_read_what_they_need(
+    everything: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(everything, run)
+    for part in ("train", "valid"):
+        for file in (run / "data").glob(f"{part}.*"):
+            file.unlink()
+    (tmp_path / "text").write_bytes(b"\xef\xbb\xbfone two\r\n")
+    (tmp_path / "plain").write_bytes(b"one two\n")
+    outputs = []
+    for name in ("text", "plain"):
+        capsys.readouterr()
+        one = str(run / "membership" / "seed-0")
+        args = ["--threads", "1", "--device", "cpu"]
+        assert exit_code("translate", one, str(tmp_path / name), *args) == 0
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0] == outputs[1] != ""
+    assert exit_code("evaluate", str(run), "--beam", "1", "--threads", "1") == 0
+    for command in (["evaluate", str(run)], ["translate", one]):
+        for option, value in (
+            ("--length-penalty", "nan"), ("--length-penalty", "-1"), ("--threads", "0"),
+            ("--device", "abacus"),
+        ):  # fmt: skip
+            assert f"{option} {value}" in complaint(capsys, *command, option, value)
+    shutil.rmtree(run / "data")
+    for command in (["evaluate", str(run)], ["translate", one]):
+        said = complaint(capsys, *command)
+        assert "copy the run as a whole" in said
+        assert "--out" not in said
 
 
 def test_a_diverging_stage_is_said(corpus: Path, tmp_path: Path, capsys: Any) -> None:

@@ -14,19 +14,25 @@ from softtopk.experiments.errors import UsageError
 from softtopk.experiments.translation import (
     Corpus,
     Pieces,
+    Prepared,
     Split,
+    _data,
     _pieces,
     pairs_of,
-    prepare,
+    prepare_corpus,
+    read_corpus,
     train_pieces,
 )
+from softtopk.experiments.translation._data import prepare_folder, read_part, read_prepared
+from softtopk.experiments.translation._settings import Settings
 
 ENGLISH = ["the house is small", "a small tree", "the tree is old", "an old house"] * 3
 FRENCH = ["la maison est petite", "un petit arbre", "l’arbre est âgé", "une vieille maison"] * 3
 CORPUS = Corpus(
     "c", "en", "fr", Split(ENGLISH, FRENCH), Split(["tree"], ["arbre"]), Split(["a xyz"], ["un"])
 )
-FILES = {"pieces.en.model", "pieces.fr.model", "prepared.json"}
+TEXT = {"train.en.gz", "train.fr.gz", "valid.en", "valid.fr", "test.en", "test.fr"}
+FILES = {*TEXT, "pieces.en.model", "pieces.fr.model", "prepared.json"}
 
 
 @pytest.fixture(scope="module")
@@ -157,6 +163,10 @@ def test_it_needs_sentencepiece(english: Pieces, monkeypatch: pytest.MonkeyPatch
 # --- the folder ---
 
 
+def prepare(corpus: Corpus, vocab: int, folder: Path) -> Prepared:
+    return prepare_folder(corpus, Settings(vocab=vocab), folder)
+
+
 def test_prepare(tmp_path: Path) -> None:
     prepared = prepare(CORPUS, 50, tmp_path / "new" / "folder")
     files = contents(tmp_path / "new" / "folder")
@@ -189,10 +199,10 @@ def test_prepare_again_takes_what_is_there(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_prepare_after_a_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At any of the three files."""
+    """At any of the files."""
     prepare(CORPUS, 50, tmp_path / "whole")
 
-    for survived in range(3):
+    for survived in range(len(FILES)):
         folder = tmp_path / str(survived)
         writes = iter(range(survived))
 
@@ -203,8 +213,8 @@ def test_prepare_after_a_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             path.write_bytes(content)
 
         with monkeypatch.context() as patch:
-            patch.setattr(_pieces, "write_atomic", crash)
-            patch.setattr(_pieces, "write_json", crash)
+            patch.setattr(_data, "write_atomic", crash)
+            patch.setattr(_data, "write_json", crash)
             with pytest.raises(KeyboardInterrupt):
                 prepare(CORPUS, 50, folder)
         prepare(CORPUS, 50, folder)
@@ -255,20 +265,49 @@ def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
         prepare(CORPUS, 50, tmp_path / "file" / "folder")
 
 
+def test_what_was_written_is_read_again(tmp_path: Path) -> None:
+    """Sentences with a mark or with line ends of their own too, wherever they come to stand."""
+    odd = Split(["long line", "\ufeff\ufeffa tree\r", "a\rb\r\r"], ["x", "\ufeffy\r", "z"])
+    text = tmp_path / "text"
+    text.mkdir()
+    for part in ("train", "valid", "test"):
+        for code, sentences in (("en", odd.sources), ("fr", odd.targets)):
+            data = "".join(f"{sentence}\r\n" for sentence in sentences).encode()
+            (text / f"{part}.{code}").write_bytes(data)
+    corpus = replace(read_corpus(text, "en", "fr"), train=CORPUS.train)
+    corpus = replace(corpus, valid=Split(corpus.valid.sources[1:], corpus.valid.targets[1:]))
+    assert corpus.valid == Split(["a tree", "a\rb"], ["y", "z"])
+    prepare(corpus, 50, tmp_path / "folder")
+    again = read_prepared(tmp_path / "folder", "en", "fr")
+    assert again.corpus.fingerprint == corpus.fingerprint
+    assert again.corpus == corpus
+    assert read_part(tmp_path / "folder", "valid", "en", "fr") == corpus.valid
+
+
+def test_text_that_was_changed(tmp_path: Path) -> None:
+    prepare(CORPUS, 50, tmp_path)
+    (tmp_path / "test.en").write_text("a house\n")
+    with refused("the test part is not that", "restore"):
+        read_part(tmp_path, "test", "en", "fr")
+    assert read_part(tmp_path, "valid", "en", "fr") == CORPUS.valid
+    with refused("the text is not that", "restore"):
+        read_prepared(tmp_path, "en", "fr")
+
+
 # --- pairs ---
 
 
-def test_pairs(tmp_path: Path) -> None:
-    prepared = prepare(CORPUS, 50, tmp_path)
+def test_pairs() -> None:
+    prepared = prepare_corpus(CORPUS, 50)
     pairs, dropped = pairs_of(CORPUS.train, prepared.source, prepared.target)
     assert dropped == 0
     assert [pair.source for pair in pairs] == prepared.source.encode(ENGLISH)
     assert [pair.target for pair in pairs] == prepared.target.encode(FRENCH)
 
 
-def test_long_pairs_are_counted(tmp_path: Path) -> None:
+def test_long_pairs_are_counted() -> None:
     """Long on either side, and not those at the limit."""
-    prepared = prepare(CORPUS, 50, tmp_path)
+    prepared = prepare_corpus(CORPUS, 50)
     word, mot = prepared.source.encode(["a"])[0], prepared.target.encode(["un"])[0]
     assert (len(word), len(mot)) == (1, 1)
     split = Split(["a a", "a a a", "a a"], ["un un", "un", "un un un"])

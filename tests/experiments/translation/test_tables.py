@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from softtopk.experiments.errors import UsageError
-from softtopk.experiments.runs import Run, prepare
+from softtopk.experiments.runs import Run, open_run
 from softtopk.experiments.translation._settings import Settings
 from softtopk.experiments.translation._tables import (
     baseline_of,
@@ -51,7 +51,7 @@ class Records:
             "corpus": CORPUS,
             **asdict(Settings(data="somewhere", max_words=12, **settings)),
         }
-        run = prepare(self.folder / str(len(self.runs)), config, resume=False)
+        run = open_run(self.folder / str(len(self.runs)), config, resume=False)
         self.runs.append(run)
         if finished:
             scores = {"valid": {"5": {"bleu": valid, "chrf": 50.0}}}

@@ -113,6 +113,16 @@ def test_a_hybrid_is_the_weighted_sum_of_its_parts(objective: str) -> None:
         **SEARCH[objective],
     )
     assert found["loss"] == pytest.approx(expected.item(), rel=1e-5)
+    search = hybrid_loss(
+        fresh.model.decoder(memory),
+        state,
+        fresh.model.target_embedding.weight,
+        batch.target,
+        rho=0.0,
+        objective=objective,
+        **SEARCH[objective],
+    )
+    assert found["search"] == pytest.approx(search.item(), rel=1e-5)
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
@@ -192,6 +202,17 @@ def test_it_stops_when_the_score_no_longer_improves() -> None:
     again = make(recipe)
     again.load_state_dict(through_a_file(other.state_dict()))
     assert again.total_steps == 5
+
+
+def test_less_patience_than_was_used_up_stops_too() -> None:
+    first = make(validate=scored([2.0, 1.0, 1.0, 1.0]))
+    for _ in range(4):
+        first.validate()
+    assert not first.stopped
+    other = make(replace(RECIPE, patience=2), validate=scored([1.0]))
+    other.load_state_dict(through_a_file(first.state_dict()))
+    other.validate()
+    assert other.stopped
 
 
 @pytest.mark.parametrize(

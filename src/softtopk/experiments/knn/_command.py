@@ -27,8 +27,8 @@ from ..runs import (
     check_device,
     find_runs,
     locked,
+    open_run,
     parse_seeds,
-    prepare,
     read_json,
     write_atomic,
     write_tables,
@@ -118,7 +118,7 @@ def train(out: Path, plan: Plan, *, resume: bool) -> int:
     torch.set_num_threads(plan.settings.threads)
     code = 0
     with locked(out), Interrupt() as interrupt:
-        prepare(out, plan.to_config(), resume=resume, free=(*WHAT, *FREE), absent=ABSENT)
+        open_run(out, plan.to_config(), resume=resume, free=(*WHAT, *FREE), absent=ABSENT)
         try:
             for method, seed in todo:
                 code |= _run_one(out, plan, method, seed, samples(seed), report, interrupt)
@@ -229,7 +229,7 @@ def _run_one(
         **asdict(plan.settings),
     }
     folder = _folder(out, method, seed)
-    run = prepare(folder, config, resume=True, free=FREE, absent=ABSENT)
+    run = open_run(folder, config, resume=True, free=FREE, absent=ABSENT)
     relatives = [Run(_folder(out, other, seed)) for other in METHODS.values()]
     relatives = [other for other in relatives if (other.path / "config.json").exists()]
     try:

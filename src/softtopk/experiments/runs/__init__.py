@@ -14,7 +14,7 @@ to the checkpoint on the next start. So a run can be killed at any time. Runs th
 lie in the folders of one folder, which has a config.json of its own.
 """
 
-from ._directory import Run, find_runs, locked, prepare
+from ._directory import Run, announce, find_runs, locked, open_run
 from ._files import read_json, write_atomic, write_json
 from ._interrupt import INTERRUPTED, Interrupt, Interrupted
 from ._loop import Trainable, train
@@ -30,13 +30,14 @@ __all__ = [
     "Run",
     "Table",
     "Trainable",
+    "announce",
     "as_option",
     "check_device",
     "duration",
     "find_runs",
     "locked",
+    "open_run",
     "parse_seeds",
-    "prepare",
     "provenance",
     "read_json",
     "train",

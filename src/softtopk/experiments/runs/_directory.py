@@ -18,6 +18,7 @@ from ._files import read_json, write_atomic, write_json
 from ._tables import surroundings
 
 FORMAT = 1
+START = ".start.json"  # what a start that has no config.json yet writes
 
 
 class Run:
@@ -122,7 +123,7 @@ class Run:
         return self.path / "model.safetensors"
 
 
-def prepare(
+def open_run(
     path: Path,
     config: Mapping[str, Any],
     *,
@@ -141,11 +142,10 @@ def prepare(
     if not (path / "config.json").exists():
         write_json(path / "environment.json", surroundings())
         write_json(path / "config.json", config)  # last: it is what makes the folder a run
+        (path / START).unlink(missing_ok=True)
         return Run(path)
     if not resume:
-        raise UsageError(
-            f"--out {path}: there is a run already; continue it with --resume, or give a new folder"
-        )
+        raise _taken(path)
     before = {**(absent or {}), **_read_config(path)}
     differing = {name for name in {**before, **config} if before.get(name) != config.get(name)}
     if differing - set(free):
@@ -169,9 +169,33 @@ def make_folder(path: Path) -> None:
         names = {entry.name for entry in path.iterdir() if not entry.name.startswith(".")}
     except OSError as error:
         raise UsageError(f"--out {path}: cannot use this folder: {error}") from error
-    # A run that was killed before it had its config.json has no more than an environment.json.
-    if "config.json" not in names and names - {"environment.json"}:
+    # A run that was killed before it had its config.json has no more than an environment.json and
+    # what it announced.
+    if "config.json" not in names and names - {"environment.json", *_announced(path)}:
         raise UsageError(f"--out {path}: this folder has other files in it; give a new one")
+
+
+def announce(path: Path, names: Collection[str]) -> None:
+    """Say which files and folders a new run gets before its config.json.
+
+    A start that fails or is killed in between can then be made again: what it left is known for
+    its own, and written over. Files of others never are, for in a folder that holds any nothing can
+    be announced.
+    """
+    make_folder(path)
+    if (path / "config.json").exists():
+        raise _taken(path)
+    write_json(path / START, sorted(names))
+
+
+def _announced(path: Path) -> list[str]:
+    return read_json(path / START) if (path / START).exists() else []
+
+
+def _taken(path: Path) -> UsageError:
+    return UsageError(
+        f"--out {path}: there is a run already; continue it with --resume, or give a new folder"
+    )
 
 
 def find_runs(paths: Iterable[Path]) -> list[Run]:

@@ -9,19 +9,12 @@ that is needed to go on, to evaluate and to translate.
 """
 
 from ._builtin import builtin_corpus
-from ._command import (
-    Plan,
-    compare,
-    evaluate,
-    make_plan,
-    prepare_data,
-    read_lines,
-    train,
-    translate,
-)
+from ._command import compare, prepare_data, train
 from ._corpus import Corpus, Split, read_corpus
-from ._pieces import Pieces, Prepared, pairs_of, prepare, train_pieces
+from ._pieces import Pieces, Prepared, pairs_of, prepare_corpus, train_pieces
+from ._plan import Plan, make_plan
 from ._settings import parse_beams
+from ._use import evaluate, read_lines, translate
 
 __all__ = [
     "Corpus",
@@ -35,7 +28,7 @@ __all__ = [
     "make_plan",
     "pairs_of",
     "parse_beams",
-    "prepare",
+    "prepare_corpus",
     "prepare_data",
     "read_corpus",
     "read_lines",

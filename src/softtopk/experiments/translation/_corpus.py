@@ -31,6 +31,13 @@ class Split:
     def __len__(self) -> int:
         return len(self.sources)
 
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of all sentences, in order."""
+        digest = hashlib.sha256()
+        _add_split(digest, self)
+        return digest.hexdigest()
+
     def at_most(self, words: int) -> Split:
         """The pairs whose source has so many words or fewer."""
         kept = [i for i, source in enumerate(self.sources) if len(source.split()) <= words]
@@ -89,25 +96,30 @@ class Corpus:
     def fingerprint(self) -> str:
         """SHA-256 of the languages and of all sentences, in order; the name is not part of it."""
         digest = hashlib.sha256()
-
-        def add(text: str) -> None:
-            data = text.encode()
-            digest.update(b"%d:" % len(data) + data)  # the length keeps neighbours apart
-
-        add(self.source)
-        add(self.target)
+        _add(digest, self.source)
+        _add(digest, self.target)
         for _, split in self.parts:
-            add(str(len(split)))
-            for sentence in (*split.sources, *split.targets):
-                add(sentence)
+            _add_split(digest, split)
         return digest.hexdigest()
+
+
+def _add_split(digest: hashlib._Hash, split: Split) -> None:
+    _add(digest, str(len(split)))
+    for sentence in (*split.sources, *split.targets):
+        _add(digest, sentence)
+
+
+def _add(digest: hashlib._Hash, text: str) -> None:
+    data = text.encode()
+    digest.update(b"%d:" % len(data) + data)  # the length keeps neighbours apart
 
 
 def read_corpus(folder: str | Path, source: str, target: str) -> Corpus:
     """Read the files `train`, `valid` and `test`, each with a language as suffix, `train.en`.
 
     They are UTF-8 with a sentence on every line, packed by gzip (`train.en.gz`) or not; line N of a
-    file is the translation of line N of the other. Training pairs with an empty side are left out
+    file is the translation of line N of the other. Byte-order marks before a sentence and carriage
+    returns after it are no part of it. Training pairs with an empty side are left out
     and counted, because crawled text has some. In the other parts they are refused: a score over
     fewer sentences could not be compared with others.
     """
@@ -117,13 +129,20 @@ def read_corpus(folder: str | Path, source: str, target: str) -> Corpus:
     if not folder.is_dir():
         found = "a file" if folder.is_file() else "nothing"
         raise UsageError(f"--data {folder}: found {found}, expected a folder")
-    paths = {(part, code): _find(folder, part, code) for part in PARTS for code in (source, target)}
-    splits = {part: _read_split(paths[part, source], paths[part, target]) for part in PARTS}
-    train, dropped = _without_empty(splits["train"], paths["train", source])
-    for part in PARTS[1:]:
-        _refuse_empty(splits[part], (paths[part, source], paths[part, target]))
-    name = folder.resolve().name
-    return Corpus(name, source, target, train, splits["valid"], splits["test"], dropped)
+    for part in PARTS:  # before a long file is read, all have to be there
+        _find(folder, part, source), _find(folder, part, target)
+    pairs = _read_split(*(_find(folder, "train", code) for code in (source, target)))
+    train, dropped = _without_empty(pairs, _find(folder, "train", source))
+    valid, test = (read_measured(folder, part, source, target) for part in PARTS[1:])
+    return Corpus(folder.resolve().name, source, target, train, valid, test, dropped)
+
+
+def read_measured(folder: Path, part: str, source: str, target: str) -> Split:
+    """The valid or the test part of such a folder alone."""
+    paths = _find(folder, part, source), _find(folder, part, target)
+    split = _read_split(*paths)
+    _refuse_empty(split, paths)
+    return split
 
 
 def _find(folder: Path, part: str, language: str) -> Path:
@@ -180,8 +199,16 @@ def _read_lines(path: Path) -> list[str]:
             "with iconv -f UTF-16 -t UTF-8"
         )
     # str.splitlines would also split at form feeds, U+2028 and others, in one language only.
-    lines = text.removesuffix("\n").split("\n")
-    return [line.removesuffix("\r") for line in lines]
+    return list(map(clean_line, text.removesuffix("\n").split("\n")))
+
+
+def clean_line(line: str) -> str:
+    """A line without byte-order marks in front and without its end.
+
+    In every line, not the first alone, and as many as there are: of files that were put together
+    or converted twice too, what is read is then the same again when it was written and read.
+    """
+    return line.lstrip("\ufeff").rstrip("\r\n")
 
 
 def _without_empty(split: Split, path: Path) -> tuple[Split, int]:

@@ -1,4 +1,8 @@
-"""The folder with all that a run knows of its languages: the text, and the pieces of words."""
+"""The folder with all that a run knows of its languages: the text, and the pieces of words.
+
+It is a folder of parallel text itself, in the convention that `read_corpus` reads, with
+`pieces.en.model`, `pieces.fr.model` and `prepared.json`.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +13,42 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
-from ..runs import read_json, write_atomic
+from ..runs import read_json, write_atomic, write_json
 from ._builtin import SOURCE, TARGET, builtin_corpus
-from ._corpus import Corpus, read_corpus
-from ._pieces import RECORD, Prepared, prepare
+from ._corpus import Corpus, Split, read_corpus, read_measured
+from ._pieces import (
+    FORMAT,
+    Pieces,
+    Prepared,
+    asked_of,
+    model_path,
+    pieces_from,
+    prepare_corpus,
+    sha256,
+)
 from ._settings import BUILTIN, Settings
+
+RECORD = "prepared.json"
 
 
 def is_prepared(folder: str | Path) -> bool:
     return (Path(folder) / RECORD).is_file()
 
 
+def read_record(folder: Path) -> dict[str, Any]:
+    """What ``prepared.json`` says."""
+    path = folder / RECORD
+    if not path.is_file():
+        raise UsageError(f"{folder}: there is no {RECORD}; prepare the data again")
+    record = read_json(path)
+    if not isinstance(record, dict) or record.get("format") != FORMAT:
+        raise UsageError(f"{path} is not of this version: delete it, or give another folder")
+    return record
+
+
 def settings_of_pieces(folder: Path) -> dict[str, Any]:
     """What the pieces of a prepared folder were asked for with."""
-    record = read_json(folder / RECORD) if is_prepared(folder) else {}
+    record = read_record(folder) if is_prepared(folder) else {}
     return {name: record[name] for name in ("vocab", "normalization") if name in record}
 
 
@@ -38,20 +64,17 @@ def load_corpus(settings: Settings) -> Corpus:
     else:
         corpus = read_corpus(settings.data, settings.source, settings.target)
         if is_prepared(settings.data):  # a copy, with the name of what it was copied from
-            corpus = replace(corpus, name=read_json(Path(settings.data) / RECORD)["corpus"])
+            corpus = replace(corpus, name=read_record(Path(settings.data))["corpus"])
     if settings.max_words is not None:
         corpus = corpus.at_most(settings.max_words)
     return corpus if settings.subset is None else corpus.first(settings.subset)
 
 
-def make_folder_of(
-    corpus: Corpus, folder: Path, settings: Settings, pieces: Path | None
-) -> Prepared:
-    """Write the text and the pieces, unless they are there; ``pieces`` may be another such folder.
-
-    The result is a folder of parallel text itself, in the convention that `read_corpus` reads.
-    """
-    if not is_prepared(folder):
+def write_prepared(prepared: Prepared, folder: Path) -> None:
+    """Write the text and the pieces, and `prepared.json` last: it is what makes them whole."""
+    corpus = prepared.corpus
+    try:
+        (folder / RECORD).unlink(missing_ok=True)  # of a start that did not get to its end
         for part, split in corpus.parts:
             # What is large is packed; what people look at is not.
             packed = part == "train"
@@ -61,16 +84,81 @@ def make_folder_of(
             ):
                 name = f"{part}.{language}.gz" if packed else f"{part}.{language}"
                 write_atomic(folder / name, _content(sentences, packed))
-    return prepare(corpus, settings.vocab, folder, pieces, settings.normalization)
+        write_atomic(model_path(folder, corpus.source), prepared.source.model)
+        write_atomic(model_path(folder, corpus.target), prepared.target.model)
+        write_json(folder / RECORD, prepared.record)
+    except OSError as error:
+        raise UsageError(f"{folder}: cannot write there: {error}") from error
 
 
-def read_folder(folder: Path, settings: Settings) -> Prepared:
-    """What `make_folder_of` wrote."""
+def read_prepared(folder: Path, source: str, target: str) -> Prepared:
+    """What `write_prepared` wrote."""
+    record = read_record(folder)
+    corpus = replace(read_corpus(folder, source, target), name=record["corpus"])
+    if corpus.fingerprint != record["fingerprint"]:
+        raise UsageError(f"{folder}: the text is not that which {RECORD} tells of; restore it")
+    pieces = read_pieces(folder, source, target)
+    return Prepared(corpus, *pieces, record)
+
+
+def read_pieces(folder: Path, source: str, target: str) -> tuple[Pieces, Pieces]:
+    """The pieces alone, of both languages."""
+    digests = read_record(folder).get("sha256", {})
+    first, second = (_stored(folder, code, digests.get(code)) for code in (source, target))
+    return first, second
+
+
+def read_part(folder: Path, part: str, source: str, target: str) -> Split:
+    """The valid or the test part alone."""
+    record = read_record(folder)["parts"][part]
+    split = read_measured(folder, part, source, target)
+    # Older records have no digest of the parts.
+    expected = record["pairs"], record.get("sha256", split.fingerprint)
+    if (len(split), split.fingerprint) != expected:
+        raise UsageError(
+            f"{folder}: the {part} part is not that which {RECORD} tells of; restore it"
+        )
+    return split
+
+
+def prepare_folder(
+    corpus: Corpus, settings: Settings, folder: Path, pieces: Path | None = None
+) -> Prepared:
+    """Prepare a corpus in a folder, or take what is there, if it is of this corpus."""
     if not is_prepared(folder):
-        raise UsageError(f"{folder}: there is no {RECORD}; prepare the data again")
-    corpus = read_corpus(folder, settings.source, settings.target)
-    corpus = replace(corpus, name=read_json(folder / RECORD)["corpus"])
-    return prepare(corpus, settings.vocab, folder, normalization=settings.normalization)
+        prepared = prepare_corpus(corpus, settings.vocab, settings.normalization, pieces)
+        write_prepared(prepared, folder)
+        return prepared
+    record = read_record(folder)
+    asked = asked_of(corpus, settings.vocab, settings.normalization)
+    changes = [
+        f"{name} was {record.get(name)!r}, not {value!r}"
+        for name, value in asked.items()
+        if record.get(name) != value
+    ]
+    if pieces is not None:
+        changes += [
+            f"the pieces of {language} were others"
+            for language in (corpus.source, corpus.target)
+            if record["sha256"].get(language) != sha256(pieces_from(pieces, language).model)
+        ]
+    if changes:
+        raise UsageError(
+            f"{folder} was prepared differently ({', '.join(changes)}): give the same data and "
+            f"--vocab, or another folder, or delete {folder / RECORD} to prepare it again"
+        )
+    return Prepared(corpus, *read_pieces(folder, corpus.source, corpus.target), record)
+
+
+def _stored(folder: Path, language: str, expected: str | None) -> Pieces:
+    path, remedy = model_path(folder, language), f"delete {folder / RECORD} to prepare it again"
+    try:
+        model = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read ({error.strerror}): {remedy}") from error
+    if sha256(model) != expected:
+        raise UsageError(f"{path} is not the file that {RECORD} tells of: {remedy}")
+    return Pieces(model)
 
 
 def _content(sentences: Sequence[str], packed: bool) -> bytes:

@@ -15,7 +15,7 @@ from ..runs import Interrupt, Report, Run, train
 from ._batches import Pair, batches_per_epoch
 from ._corpus import Split
 from ._decoding import Translator, evaluate, signatures, spaced
-from ._pieces import Prepared
+from ._pieces import Pieces, Prepared
 from ._settings import MODEL, PRETRAIN, Settings, make_recipe
 from ._training import Training
 
@@ -52,9 +52,6 @@ def execute(
     model.load_state_dict(training.best["weights"])
     with replacing(run.weights) as draft:
         model.save(draft)
-    splits = {"valid": prepared.corpus.valid}
-    if settings.test:
-        splits["test"] = prepared.corpus.test
     result = {
         "stage": stage,
         "seed": seed,
@@ -62,20 +59,40 @@ def execute(
         "best_update": training.best["step"],
         "skipped_updates": training.skipped,
         "training_pairs": len(pairs),
-        "sentences": {name: len(split) for name, split in splits.items()},
-        **{
-            name: evaluate_beams(
-                model, prepared, split, settings.eval_beams, settings.length_penalty
-            )
-            for name, split in splits.items()
-        },
+        "sentences": {},
         "signatures": signatures(prepared.corpus.valid),
         "seconds": seconds,
         "update_seconds": training.seconds,
         "update_cpu_seconds": training.cpu_seconds,
     }
+    for part in ("valid", "test")[: 1 + settings.test]:
+        result = _with_scores(result, part, model, settings, prepared)
     run.finish(result)
     return result
+
+
+def add_test(
+    result: Mapping[str, Any], model: Seq2Seq, settings: Settings, prepared: Prepared, run: Run
+) -> dict[str, Any]:
+    """Translate the test part with a ``model`` that was finished without it; it is then on record."""
+    whole = _with_scores(result, "test", model, settings, prepared)
+    run.finish(whole)
+    return whole
+
+
+def _with_scores(
+    result: Mapping[str, Any], part: str, model: Seq2Seq, settings: Settings, prepared: Prepared
+) -> dict[str, Any]:
+    split = dict(prepared.corpus.parts)[part]
+    scores = evaluate_beams(
+        model,
+        prepared.source,
+        prepared.target,
+        split,
+        settings.eval_beams,
+        settings.length_penalty,
+    )
+    return {**result, "sentences": {**result["sentences"], part: len(split)}, part: scores}
 
 
 def make_model(settings: Settings, prepared: Prepared, seed: int) -> Seq2Seq:
@@ -104,7 +121,9 @@ def make_training(
     beam = max(settings.eval_beams)
 
     def validate(model: Seq2Seq) -> float:
-        scores = evaluate_beams(model, prepared, valid, (beam,), settings.length_penalty)
+        scores = evaluate_beams(
+            model, prepared.source, prepared.target, valid, (beam,), settings.length_penalty
+        )
         return scores[str(beam)]["bleu"]
 
     recipe = make_recipe(stage, settings, batches_per_epoch(len(pairs), settings.batch_size))
@@ -113,15 +132,14 @@ def make_training(
 
 def evaluate_beams(
     model: Seq2Seq,
-    prepared: Prepared,
+    source: Pieces,
+    target: Pieces,
     split: Split,
     beams: Sequence[int],
     length_penalty: float,
 ) -> dict[str, dict[str, float]]:
     """BLEU and chrF by beam size, which is text in JSON."""
     return {
-        str(beam): evaluate(
-            Translator(model, prepared.source, prepared.target, beam, length_penalty), split
-        )
+        str(beam): evaluate(Translator(model, source, target, beam, length_penalty), split)
         for beam in beams
     }

@@ -5,19 +5,17 @@ from __future__ import annotations
 import hashlib
 import io
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError, require
-from ..runs import read_json, write_atomic, write_json
 from ._batches import Pair
 from ._corpus import Corpus, Split
 
 PAD, UNK, BOS, EOS = SPECIAL = range(4)
 FORMAT = 1
-RECORD = "prepared.json"
 NORMALIZATIONS = ("identity", "nmt_nfkc", "nfkc")
 # Bytes. Longer sentences are skipped by sentencepiece without a word.
 LONGEST = 2**30
@@ -135,22 +133,45 @@ class Prepared:
     and the share of unknown pieces."""
 
 
-def prepare(
+def prepare_corpus(
     corpus: Corpus,
     vocab_size: int,
-    folder: Path,
-    pieces: Path | None = None,
     normalization: str = NORMALIZATIONS[0],
+    pieces: Path | None = None,
 ) -> Prepared:
-    """Learn the pieces of a corpus, or take those in the folder, if they are of this corpus.
+    """Learn the pieces of a corpus from its training part, or take those in the folder `pieces`.
 
-    The folder gets `pieces.en.model`, `pieces.fr.model` and `prepared.json`, of which the last is
-    written last: after a crash before that, everything is made again. With `pieces`, a folder that
-    has such models, they are copied and nothing is learned.
+    Writes nothing.
     """
-    languages = (corpus.source, corpus.target)
-    given = {language: _given(pieces, language) for language in languages} if pieces else {}
-    asked = {
+    texts = {corpus.source: corpus.train.sources, corpus.target: corpus.train.targets}
+    sides = {
+        language: pieces_from(pieces, language)
+        if pieces
+        else Pieces(_train(language, sentences, vocab_size, normalization))
+        for language, sentences in texts.items()
+    }
+    record = {
+        **asked_of(corpus, vocab_size, normalization),
+        "corpus": corpus.name,
+        "dropped": corpus.dropped,
+        "sizes": {language: side.size for language, side in sides.items()},
+        "sha256": {language: sha256(side.model) for language, side in sides.items()},
+        "parts": {
+            part: {
+                "pairs": len(split),
+                "sha256": split.fingerprint,
+                corpus.source: _counts(sides[corpus.source].encode(split.sources)),
+                corpus.target: _counts(sides[corpus.target].encode(split.targets)),
+            }
+            for part, split in corpus.parts
+        },
+    }
+    return Prepared(corpus, sides[corpus.source], sides[corpus.target], record)
+
+
+def asked_of(corpus: Corpus, vocab_size: int, normalization: str) -> dict[str, Any]:
+    """What determines the pieces, as the record has it."""
+    return {
         "format": FORMAT,
         "source": corpus.source,
         "target": corpus.target,
@@ -158,46 +179,25 @@ def prepare(
         "vocab": vocab_size,
         "normalization": normalization,
     }
-    if (folder / RECORD).exists():
-        return _reuse(corpus, asked, folder, given)
-    sides = given or {
-        language: Pieces(_train(language, sentences, vocab_size, normalization))
-        for language, sentences in zip(
-            languages, (corpus.train.sources, corpus.train.targets), strict=True
-        )
-    }
-    record = {
-        **asked,
-        "corpus": corpus.name,
-        "dropped": corpus.dropped,
-        "sizes": {language: side.size for language, side in sides.items()},
-        "sha256": {language: _sha256(side.model) for language, side in sides.items()},
-        "parts": {
-            part: {
-                "pairs": len(split),
-                corpus.source: _counts(sides[corpus.source].encode(split.sources)),
-                corpus.target: _counts(sides[corpus.target].encode(split.targets)),
-            }
-            for part, split in corpus.parts
-        },
-    }
-    try:
-        for language, side in sides.items():
-            write_atomic(_model_path(folder, language), side.model)
-        write_json(folder / RECORD, record)
-    except OSError as error:
-        raise UsageError(f"{folder}: cannot write there: {error}") from error
-    return Prepared(corpus, sides[corpus.source], sides[corpus.target], record)
 
 
-def _given(folder: Path, language: str) -> Pieces:
-    path = _model_path(folder, language)
+def pieces_from(folder: Path, language: str) -> Pieces:
+    """The pieces of a folder that `--pieces` names."""
+    path = model_path(folder, language)
     try:
         return Pieces(path.read_bytes())
     except OSError as error:
         raise UsageError(f"--pieces {folder}: {path.name}: {error.strerror}") from error
     except UsageError as error:
-        raise UsageError(f"{path}: {error}") from error
+        raise UsageError(f"--pieces {folder}: {path.name}: {error}") from error
+
+
+def model_path(folder: Path, language: str) -> Path:
+    return folder / f"pieces.{language}.model"
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def _train(language: str, sentences: Sequence[str], vocab_size: int, normalization: str) -> bytes:
@@ -211,54 +211,6 @@ def _counts(rows: Sequence[Sequence[int]]) -> dict[str, Any]:
     tokens = sum(map(len, rows))
     unknown = sum(row.count(UNK) for row in rows)
     return {"tokens": tokens, "unknown": unknown / max(tokens, 1)}
-
-
-def _reuse(
-    corpus: Corpus, asked: dict[str, Any], folder: Path, given: Mapping[str, Pieces]
-) -> Prepared:
-    path = folder / RECORD
-    record = read_json(path)
-    if not isinstance(record, dict) or record.get("format") != FORMAT:
-        raise UsageError(f"{path} is not of this version: delete it, or give another folder")
-    changes = [
-        f"{name} was {record.get(name)!r}, not {value!r}"
-        for name, value in asked.items()
-        if record.get(name) != value
-    ]
-    changes += [
-        f"the pieces of {language} were others"
-        for language, side in given.items()
-        if record["sha256"].get(language) != _sha256(side.model)
-    ]
-    if changes:
-        raise UsageError(
-            f"{folder} was prepared differently ({', '.join(changes)}): give the same data and "
-            f"--vocab, or another folder, or delete {path} to prepare it again"
-        )
-    source, target = (
-        _stored(_model_path(folder, language), record.get("sha256", {}).get(language), path)
-        for language in (corpus.source, corpus.target)
-    )
-    return Prepared(corpus, source, target, record)
-
-
-def _stored(path: Path, expected: str | None, record: Path) -> Pieces:
-    remedy = f"delete {record} to prepare it again"
-    try:
-        model = path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read ({error.strerror}): {remedy}") from error
-    if _sha256(model) != expected:
-        raise UsageError(f"{path} is not the file that {record.name} tells of: {remedy}")
-    return Pieces(model)
-
-
-def _model_path(folder: Path, language: str) -> Path:
-    return folder / f"pieces.{language}.model"
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
 
 
 def pairs_of(

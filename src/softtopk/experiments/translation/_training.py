@@ -18,15 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from softtopk._training import DivergedError, mix, seeded
-from softtopk.seq2seq import Seq2Seq, beam_membership_loss, soft_beam_loss
+from softtopk.seq2seq import Seq2Seq, hybrid_loss
 
 from ._batches import Batch, Pair, batches_per_epoch, epoch_order, make_batch
 
-SEARCH_LOSSES: dict[str, Callable[..., Tensor]] = {
-    "soft-beam": soft_beam_loss,
-    "membership": beam_membership_loss,
-}
-OBJECTIVES = ("teacher-forcing", *SEARCH_LOSSES)
+OBJECTIVES = ("teacher-forcing", "soft-beam", "membership")
 OPTIMIZERS = ("adam", "sgd")
 MOST_SKIPPED = 10  # updates in a row whose gradient is not finite
 # The share of the change of the learning rate that is behind a step of so many.
@@ -46,7 +42,7 @@ class Recipe:
     """Updates between two validations."""
     objective: str = "teacher-forcing"
     rho: float = 0.8
-    """Weight of teacher forcing beside a search objective."""
+    """Weight of teacher forcing beside a search objective; below 1."""
     search: Mapping[str, Any] = field(default_factory=dict)
     """Options of the search objective."""
     batch_size: int = 64
@@ -95,7 +91,7 @@ class Training:
         self.device = torch.device(device)
         self.model = model.to(self.device)
         self.pairs, self.recipe, self.seed, self._validate = pairs, recipe, seed, validate
-        self.optimizer = _optimizer(self.model, recipe, self.device)
+        self.optimizer = make_optimizer(self.model, recipe, self.device)
         self.step = 0
         """Updates done."""
         self.steps_per_epoch = recipe.period
@@ -155,7 +151,8 @@ class Training:
             self.best = {"score": score, "step": self.step, "since": 0, "weights": weights}
         else:
             self.best["since"] += 1
-            self.stopped = self.best["since"] == self.recipe.patience
+            # At once also if the patience of a training that is taken up has become less.
+            self.stopped = self.best["since"] >= self.recipe.patience > 0
         return {"bleu": score}
 
     def state_dict(self) -> dict[str, Any]:
@@ -204,21 +201,26 @@ class Training:
         )
         if recipe.objective == "teacher-forcing":
             return forced, {}
-        search = SEARCH_LOSSES[recipe.objective](
+        loss = hybrid_loss(
             model.decoder(memory),
             state,
             model.target_embedding.weight,
             batch.target,
+            rho=recipe.rho,
+            objective=recipe.objective,  # type: ignore[arg-type]  # one of OBJECTIVES
+            teacher_forcing=forced,
             bos=config.bos,
             eos=config.eos,
             pad=config.pad,
             **recipe.search,
         )
-        loss = recipe.rho * forced + (1 - recipe.rho) * search
-        return loss, {"teacher_forcing": forced.item(), "search": search.item()}
+        part = forced.item()
+        search = (loss.item() - recipe.rho * part) / (1 - recipe.rho)
+        return loss, {"teacher_forcing": part, "search": search}
 
 
-def _optimizer(model: Seq2Seq, recipe: Recipe, device: torch.device) -> torch.optim.Optimizer:
+def make_optimizer(model: Seq2Seq, recipe: Recipe, device: torch.device) -> torch.optim.Optimizer:
+    """The optimiser of a recipe."""
     if recipe.optimizer == "sgd":
         return torch.optim.SGD(model.parameters(), lr=recipe.lr)
     # One pass over the weights instead of one for each of Adam's operations.
