@@ -74,7 +74,7 @@ def execute(
 def add_test(
     result: Mapping[str, Any], model: Seq2Seq, settings: Settings, prepared: Prepared, run: Run
 ) -> dict[str, Any]:
-    """Translate the test part with a ``model`` that was finished without it; it is then on record."""
+    """Translate the test part with a ``model`` that was finished without it, and record it."""
     whole = _with_scores(result, "test", model, settings, prepared)
     run.finish(whole)
     return whole
