@@ -73,7 +73,7 @@ def execute(
 def add_test(
     result: Mapping[str, Any], model: Seq2Seq, settings: Settings, prepared: Prepared, run: Run
 ) -> dict[str, Any]:
-    """Translate the test part with a ``model`` that was finished without it; it is then on record."""
+    """Make up for the test of a finished ``model``; the result, which is then on disk too."""
     whole = _with_scores(result, "test", model, settings, prepared)
     run.finish(whole)
     return whole
