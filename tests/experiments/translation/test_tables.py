@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ class Records:
         *,
         valid: float = 30.0,
         init: str | None = "abcdefghijk",
+        pieces: dict[str, str] | None = None,
         finished: bool = True,
         **settings: Any,
     ) -> Run:
@@ -48,6 +50,7 @@ class Records:
             "stage": stage,
             "seed": seed,
             "init": init,
+            "pieces": pieces,
             "corpus": CORPUS,
             **asdict(Settings(data="somewhere", max_words=12, **settings)),
         }
@@ -93,10 +96,27 @@ def test_differences_are_taken_seed_by_seed(records: Records) -> None:
     assert second["Updates"] == "900"
     assert second["Seconds per update"] == "0.100"
     text = to_markdown(collect(records.runs))
-    assert "--init abcdefg --objective soft-beam --seed 0,1,2,3" in text
+    assert "--init WEIGHTS --pieces PIECES --objective soft-beam --seed 0,1,2,3" in text
+    assert "# WEIGHTS: a file with the SHA-256 abcdefghijk\n" in text
     assert "--max-words 12" in text
     assert "somewhere" not in text
     assert "36.27" in text
+
+
+def test_the_command_has_no_option_that_would_be_refused(records: Records) -> None:
+    known = {"en": "123", "fr": "456"}
+    records.add("soft-beam", 0, 30.0, init=None, pieces=known, vocab=60, normalization="nfkc")
+    records.add("membership", 0, 30.0, init=None, vocab=60, schedule="constant", final_lr=0.5)
+    text = to_markdown(collect(records.runs)).split("```")[1]
+    first, second = re.findall("softtopk.*", text)
+    assert "--pieces PIECES" in first
+    assert "--vocab" not in first
+    assert "--normalization" not in first
+    assert "# PIECES: a folder with pieces.fr.model, which has the SHA-256 456\n" in text
+    assert "--vocab 60" in second
+    assert "--schedule constant" in second
+    assert "PIECES" not in second
+    assert "--final-lr" not in second
 
 
 def test_the_baseline_has_the_same_updates_and_weights(records: Records) -> None:

@@ -41,6 +41,8 @@ class Row:
     """Name, languages, fingerprint and numbers of sentences."""
     init: str | None
     """Digest of the weights that it began with, if they are not of the same run."""
+    pieces: dict[str, str] | None
+    """Digests of the pieces by language, if they were not learned from the same text."""
     settings: dict[str, Any]
     """Those that the stage depends on."""
     results: dict[int, dict[str, Any]]
@@ -80,6 +82,7 @@ class Row:
             "stage": self.stage,
             "corpus": self.corpus,
             "init": self.init,
+            "pieces": self.pieces,
             "settings": self.settings,
             "seeds": list(self.results),
             "updates": self.updates,
@@ -142,6 +145,7 @@ def _row(stage: str, init: str | None, settings: dict[str, Any], runs: dict[int,
         stage=stage,
         corpus=next(iter(runs.values())).config["corpus"],
         init=init,
+        pieces=next(iter(runs.values())).config.get("pieces"),
         settings=settings,
         results=done,
         sources=tuple(dict.fromkeys(sources)),
@@ -302,25 +306,69 @@ def _varying(rows: Sequence[Row]) -> list[str]:
     return [name for name in varying if name != "updates"]
 
 
+@dataclass(frozen=True)
+class _Command:
+    """A command that makes rows again."""
+
+    stages: list[str]
+    seeds: tuple[int, ...]
+    init: str | None
+    pieces: dict[str, str] | None
+    settings: dict[str, Any]
+    corpus: dict[str, Any]
+
+    def admits(self, row: Row) -> bool:
+        return (self.seeds, self.init, self.pieces) == (
+            tuple(row.results),
+            row.init,
+            row.pieces,
+        ) and all(self.settings.get(name, value) == value for name, value in _given(row).items())
+
+    def lines(self, out: str) -> list[str]:
+        """As it is given, after what has to be put in the place of its names."""
+        corpus, settings = self.corpus, changes_of(self.settings)
+        names = []
+        parts = ["softtopk translate train"]
+        if not corpus["builtin"]:
+            parts.append(f"--data DIR --source {corpus['source']} --target {corpus['target']}")
+        parts += [as_option(name, corpus[name]) for name in ("max_words", "subset") if corpus[name]]
+        if self.init:
+            parts.append("--init WEIGHTS")
+            names.append(f"# WEIGHTS: a file with the SHA-256 {self.init}")
+        if self.init or self.pieces:
+            parts.append("--pieces PIECES")
+            names += [
+                f"# PIECES: a folder with pieces.{language}.model, which has the SHA-256 {digest}"
+                for language, digest in (self.pieces or {}).items()
+            ]
+            # They are what the pieces have.
+            settings = {k: v for k, v in settings.items() if k not in ("vocab", "normalization")}
+        objectives = [stage for stage in self.stages if stage != PRETRAIN]
+        parts.append(f"--objective {','.join(objectives)}" if objectives else "--updates 0")
+        parts.append(f"--seed {','.join(map(str, self.seeds))}")
+        parts += [as_option(name, value) for name, value in settings.items()]
+        return [*names, " ".join([*parts, f"--out {out}"])]
+
+
 def _commands(rows: Sequence[Row]) -> list[str]:
     """The commands that make these rows again; rows that do not contradict each other share one."""
-    shared: list[tuple[list[str], tuple[int, ...], str | None, dict[str, Any]]] = []
+    shared: list[_Command] = []
     for row in rows:
         if not row.results:
             continue
-        settings = _given(row)
-        for stages, seeds, init, known in shared:
-            agrees = all(known.get(name, value) == value for name, value in settings.items())
-            if agrees and (seeds, init) == (tuple(row.results), row.init):
-                stages.append(row.stage)
-                known.update(settings)
-                break
+        known = next((command for command in shared if command.admits(row)), None)
+        if known:
+            known.stages.append(row.stage)
+            known.settings.update(_given(row))
         else:
-            shared.append(([row.stage], tuple(row.results), row.init, settings))
-    corpus = rows[0].corpus
+            seeds = tuple(row.results)
+            shared.append(
+                _Command([row.stage], seeds, row.init, row.pieces, _given(row), row.corpus)
+            )
     return [
-        _command(*group, corpus, "RUN" if len(shared) == 1 else f"RUN{number}")
-        for number, group in enumerate(shared, 1)
+        line
+        for number, command in enumerate(shared, 1)
+        for line in command.lines("RUN" if len(shared) == 1 else f"RUN{number}")
     ]
 
 
@@ -330,28 +378,10 @@ def _given(row: Row) -> dict[str, Any]:
     own = search_options(row.stage, Settings())
     if own and own["eps"] == settings["eps"]:
         settings["eps"] = None
+    if settings["schedule"] == "constant":  # which has no use for them
+        settings.pop("final_lr", None)
+        settings.pop("pretrain_final_lr", None)
     return settings
-
-
-def _command(
-    stages: Sequence[str],
-    seeds: Sequence[int],
-    init: str | None,
-    settings: dict[str, Any],
-    corpus: dict[str, Any],
-    out: str,
-) -> str:
-    parts = ["softtopk translate train"]
-    if not corpus["builtin"]:
-        parts.append(f"--data DIR --source {corpus['source']} --target {corpus['target']}")
-    parts += [as_option(name, corpus[name]) for name in ("max_words", "subset") if corpus[name]]
-    if init:
-        parts.append(f"--init {init[:7]}")
-    objectives = [stage for stage in stages if stage != PRETRAIN]
-    parts.append(f"--objective {','.join(objectives)}" if objectives else "--updates 0")
-    parts.append(f"--seed {','.join(map(str, seeds))}")
-    parts += [as_option(name, value) for name, value in changes_of(settings).items()]
-    return " ".join([*parts, f"--out {out}"])
 
 
 def _summary(values: Sequence[float]) -> dict[str, Any]:
