@@ -55,8 +55,8 @@ ROWS: dict[str, Options] = {
     "hybrid, membership": {"objective": "membership", "rho": 0.5, "eps": 1.0, "beam_size": BEAM},
     "hybrid, soft beam, normalised cost": {**SOFT, "normalize": "batch"},
 }
-# The paper's solver has 200 iterations, whatever they have reached. Such an update takes half an
-# hour, so it is timed with few of them, and the rest counted from the difference.
+# The paper's solver has 200 iterations, whatever they have reached. Such an update takes minutes,
+# so it is timed with few of them, and the rest counted from the difference.
 ITERATIONS, FEW = 200, (1, 3)
 
 

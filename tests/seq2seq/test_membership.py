@@ -105,7 +105,7 @@ def test_a_beam_that_holds_gold_safely_costs_nothing():
     loss = beam_membership_loss(*arguments, torch.tensor([[1, 3]]), beam_size=4, eps=0.1)
     assert 0 <= loss < 1e-6
     # A gold that falls off at once pays for the distance to the threshold.
-    loss = beam_membership_loss(*arguments, torch.tensor([[4]]), beam_size=1, eps=0.1)
+    loss = beam_membership_loss(*arguments, torch.tensor([[4]]), beam_size=1, eps=0.1, eos=4)
     assert loss.item() == pytest.approx((9 - 0.75) * 2 / 0.1, rel=1e-3)
 
 

@@ -112,8 +112,8 @@ def train(
         bool,
         typer.Option(
             "--resume",
-            help="Go on with the run in --out, with its options. Objectives and seeds may be "
-            "added.",
+            help="Go on with the run in --out, with its options; start it if there is none. "
+            "Objectives and seeds may be added.",
         ),
     ] = False,
     pretrain_epochs: Annotated[

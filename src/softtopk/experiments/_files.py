@@ -41,14 +41,13 @@ def opened(path: Path, *, unpack: bool = True) -> Iterator[tuple[IO[bytes], int]
 
     The contents decide whether it is gzip, because browsers unpack files and leave the name.
     """
-    if not path.is_file():
+    if not path.exists() or path.is_dir():  # pipes and devices will do
         found = "a folder" if path.is_dir() else "nothing"
         raise UsageError(f"{path}: found {found}, expected a file")
     try:
         size = path.stat().st_size
         with path.open("rb") as raw:
-            packed = unpack and raw.read(len(GZIP)) == GZIP
-            raw.seek(0)
+            packed = unpack and raw.peek(len(GZIP))[: len(GZIP)] == GZIP  # a pipe cannot be rewound
             if packed:
                 with gzip.GzipFile(fileobj=raw) as stream:
                     yield stream, DEFLATE * size  # type: ignore[misc]  # it is IO[bytes]

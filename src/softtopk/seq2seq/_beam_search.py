@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .._checks import check_integer
 from ._candidates import best_candidates, extend
-from ._checks import check_log_probs, check_search
+from ._checks import check_search, run_step
 from ._states import DecoderStep, State, repeat_rows, take_rows
 
 
@@ -18,7 +18,7 @@ class Hypotheses(NamedTuple):
     """The result of a beam search, best first."""
 
     tokens: Tensor
-    """(B, n, L): with the end token, if it was reached, then padding."""
+    """(B, n, L): with the end token, if it was reached, then padding; L is at most max_len."""
     scores: Tensor
     """(B, n): what they are ranked by, log-likelihood / length ** length_penalty; -inf where there
     are fewer sequences."""
@@ -74,8 +74,8 @@ def beam_search(
     lengths = torch.zeros(batch, beam_size, device=device, dtype=torch.long)
     finished = torch.zeros(batch, beam_size, dtype=torch.bool, device=device)
     for t in range(max_len):
-        log_probs, state = step(embedding[last.flatten()], state)
-        log_probs = check_log_probs(log_probs, last.numel(), vocabulary, values=t == 0)
+        inputs = embedding[last.flatten()]
+        log_probs, state = run_step(step, inputs, state, vocabulary, first=t == 0)
         extended = extend(likelihoods, log_probs.reshape(batch, beam_size, -1), finished, eos)
         grown = (lengths + ~finished).to(extended.dtype).unsqueeze(-1) ** length_penalty
         best = best_candidates(extended / grown, beam_size)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .._checks import check_integer, check_number
-from ._states import State, batch_size_of, leaves
+from ._states import DecoderStep, State, batch_size_of, leaves
 
 TOLERANCE = 1e-3  # of a log-probability above 0, from rounding
 
@@ -66,20 +66,22 @@ def check_finite(init_state: State) -> None:
             )
 
 
-def check_gold(gold: Any, batch: int, vocabulary: int, pad: int) -> Tensor:
-    """The number (B,) of gold tokens of each sentence; the padding follows them."""
+def check_gold(gold: Any, batch: int, vocabulary: int, pad: int, eos: int | None = None) -> Tensor:
+    """The number (B,) of gold tokens of each sentence: tokens, the end token, padding."""
     if not isinstance(gold, Tensor) or gold.dtype != torch.long:
         kind = gold.dtype if isinstance(gold, Tensor) else type(gold).__name__
         raise TypeError(f"gold must be a tensor of token numbers, of dtype torch.int64, got {kind}")
     if gold.ndim != 2 or gold.shape[0] != batch or gold.shape[1] == 0:
         raise ValueError(
-            f"gold must be of shape (B, T) with B = {batch}, the batch of init_state, and T > 0, "
-            f"got {tuple(gold.shape)}"
+            f"gold must be of shape (B, T) with B = {batch}, the first axis of init_state, and "
+            f"T > 0, got {tuple(gold.shape)}"
         )
     low, high = int(gold.min()), int(gold.max())
     if low < 0 or high >= vocabulary:
         wrong = low if low < 0 else high
-        raise ValueError(f"gold must hold tokens from 0 to {vocabulary - 1}, got {wrong}")
+        raise ValueError(
+            f"gold must hold tokens from 0 to {vocabulary - 1}, the rows of embedding, got {wrong}"
+        )
     present = gold != pad
     lengths = present.sum(1)
     if not lengths.all():
@@ -89,21 +91,47 @@ def check_gold(gold: Any, batch: int, vocabulary: int, pad: int) -> Tensor:
         )
     if (present[:, 1:] & ~present[:, :-1]).any():
         raise ValueError(f"gold must have its padding, pad={pad}, after the tokens of a row")
+    if eos is not None:
+        last = gold.gather(1, lengths.unsqueeze(1) - 1).squeeze(1)
+        wrong_rows = (last != eos) | ((gold == eos).sum(1) != 1)
+        if wrong_rows.any():
+            row = int(wrong_rows.nonzero()[0])
+            raise ValueError(
+                f"gold must have the end token, eos={eos}, once in every row, after all others; "
+                f"row {row} is {gold[row].tolist()}"
+            )
     return lengths
 
 
-def check_log_probs(log_probs: Any, rows: int, vocabulary: int, *, values: bool = False) -> Tensor:
-    """What a step returned; with ``values``, which takes a pass over them, those as well."""
+def run_step(
+    step: DecoderStep, inputs: Tensor, state: State, vocabulary: int, *, first: bool
+) -> tuple[Tensor, State]:
+    """Call the step and check what it returns; its values at the first one, which takes a pass."""
+    rows = len(inputs)
+    returned = step(inputs, state)
+    if not isinstance(returned, tuple) or len(returned) != 2:
+        raise TypeError(
+            "step must return a pair, the log-probabilities and the new state, got "
+            f"{type(returned).__name__}"
+        )
+    log_probs, state = returned
     if not isinstance(log_probs, Tensor) or log_probs.shape != (rows, vocabulary):
         shape = tuple(log_probs.shape) if isinstance(log_probs, Tensor) else type(log_probs)
         raise ValueError(
             f"step must return log-probabilities of shape (N, V) = ({rows}, {vocabulary}), the "
             f"hypotheses and the rows of embedding, got {shape}"
         )
-    if values and not (most := log_probs.detach().max().item()) <= TOLERANCE:
+    if first and not (most := log_probs.detach().max().item()) <= TOLERANCE:
         raise ValueError(
             f"step must return log-probabilities, at most 0, got {most:g}: use log_softmax"
             if most == most
             else "step must return log-probabilities, got NaN"
         )
-    return log_probs
+    if first:
+        for tensor in leaves(state):
+            if tensor.ndim == 0 or len(tensor) != rows:
+                raise ValueError(
+                    f"step must return a state whose tensors have {rows} rows, one for each "
+                    f"hypothesis, got a tensor of shape {tuple(tensor.shape)}"
+                )
+    return log_probs, state

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from ..functional._arguments import check_choice
-from ._checks import check_gold, check_log_probs, check_search, check_share
+from ._checks import check_gold, check_search, check_share, run_step
 from ._membership import beam_membership_loss
 from ._soft_beam import soft_beam_loss
-from ._states import DecoderStep, State
+from ._states import DecoderStep, State, at_least_single
 
 Objective = Literal["soft-beam", "membership"]
 
@@ -31,10 +31,9 @@ def teacher_forcing_loss(
     check_gold(gold, batch, vocabulary, pad)
     state, last = init_state, torch.full_like(gold[:, 0], bos)
     likelihoods = []
-    for token in gold.unbind(1):
-        log_probs, state = step(embedding[last], state)
-        log_probs = check_log_probs(log_probs, batch, vocabulary)
-        likelihoods.append(log_probs.gather(1, token.unsqueeze(1)))
+    for t, token in enumerate(gold.unbind(1)):
+        log_probs, state = run_step(step, embedding[last], state, vocabulary, first=t == 0)
+        likelihoods.append(at_least_single(log_probs.gather(1, token.unsqueeze(1))))
         last = token
     counted = gold != pad
     return -torch.cat(likelihoods, 1).masked_fill(~counted, 0.0).sum() / counted.sum()
@@ -68,14 +67,24 @@ def hybrid_loss(
             `beam_membership_loss`.
         teacher_forcing: That loss, if it is there already: a model that knows all inputs in
             advance computes it faster than step by step.
-        options: Further arguments of the objective.
+        options: Further arguments of the objective, such as ``beam_size`` and ``eps``.
+
+    The defaults are the paper's. We recommend ``objective="membership"`` with rho = 0.3.
     """
     rho = check_share("rho", rho)
     check_choice("objective", objective, ("soft-beam", "membership"))
     search = soft_beam_loss if objective == "soft-beam" else beam_membership_loss
-    unknown = options.keys() - inspect.signature(search).parameters.keys()
+    known = [
+        name
+        for name, parameter in inspect.signature(search).parameters.items()
+        if parameter.kind is parameter.KEYWORD_ONLY
+    ]
+    unknown = options.keys() - set(known)
     if unknown:
-        raise TypeError(f"{', '.join(sorted(unknown))} is no option of objective={objective!r}")
+        raise TypeError(
+            f"{', '.join(sorted(unknown))} is no option of objective={objective!r}, which has "
+            f"{', '.join(known)}"
+        )
     parts = []
     if rho > 0:
         if teacher_forcing is None:

@@ -11,7 +11,7 @@ from .._checks import check_integer
 from ..functional import log_soft_topk
 from ._beam import Beam, first_beam
 from ._candidates import best_candidates, extend
-from ._checks import check_eps, check_gold, check_log_probs, check_search
+from ._checks import check_eps, check_gold, check_search, run_step
 from ._states import DecoderStep, State, take_rows
 
 
@@ -45,7 +45,7 @@ def beam_membership_loss(
             tail has a share, too.
     """
     batch, vocabulary = check_search(init_state, embedding, beam_size, bos=bos, eos=eos, pad=pad)
-    check_gold(gold, batch, vocabulary, pad)
+    check_gold(gold, batch, vocabulary, pad, eos)
     check_eps(eps)
     check_integer("candidates", candidates)
     if candidates <= beam_size:
@@ -57,8 +57,7 @@ def beam_membership_loss(
     held = torch.zeros(batch, 1, dtype=torch.long, device=gold.device)  # which of them is gold's
     memberships = []
     for t, wanted in enumerate(gold.unsqueeze(-1).unbind(1)):
-        log_probs, state = step(beam.inputs, beam.state)
-        check_log_probs(log_probs, batch * beam_size, vocabulary, values=t == 0)
+        log_probs, state = run_step(step, beam.inputs, beam.state, vocabulary, first=t == 0)
         scores, parents, tokens = _extensions(beam, log_probs, held, wanted, others, eos)
         memberships.append(log_soft_topk(scores, beam_size, eps=eps)[:, 0])
 

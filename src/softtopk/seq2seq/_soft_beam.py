@@ -23,11 +23,11 @@ from ._checks import (
     check_eps,
     check_finite,
     check_gold,
-    check_log_probs,
     check_not_negative,
     check_search,
+    run_step,
 )
-from ._states import DecoderStep, State, mix_rows
+from ._states import DecoderStep, State, at_least_single, mix_rows
 
 Normalize = Literal["row", "batch"] | None
 Solver = Literal["exact", "sinkhorn"] | Sinkhorn
@@ -182,7 +182,7 @@ def soft_beam_search(
     check_finite(init_state)
     bound = None if selection_clip is None else check_not_negative("selection_clip", selection_clip)
     selection = Selection(beam_size, eps, normalize, solver, bound)
-    lengths = None if gold is None else check_gold(gold, batch, vocabulary, pad)
+    lengths = None if gold is None else check_gold(gold, batch, vocabulary, pad, eos)
     if max_len is None:
         if gold is None:
             raise ValueError("max_len must be given if gold is not")
@@ -219,8 +219,7 @@ def propose(
     """One step of Algorithm 2; ``gold`` (B,) are tokens to score."""
     batch, k = beam.scores.shape
     vocabulary = embedding.shape[0]
-    log_probs, state = step(beam.inputs, beam.state)
-    check_log_probs(log_probs, batch * k, vocabulary, values=first)
+    log_probs, state = run_step(step, beam.inputs, beam.state, vocabulary, first=first)
     log_probs = log_probs.reshape(batch, k * vocabulary)
     extended = extend(beam.scores, log_probs.view(batch, k, -1), beam.finished, eos)
     found, eps = selection.candidates(extended)
@@ -231,7 +230,7 @@ def propose(
     if gold is not None:
         starts = torch.arange(k, device=gold.device) * vocabulary
         places = torch.cat([places, starts + gold.unsqueeze(1)], 1)
-    picked = log_probs.gather(1, places)
+    picked = at_least_single(log_probs.gather(1, places))
 
     ended = beam.finished.gather(1, found.parents)
     scores = beam.scores.gather(1, found.parents) + picked[:, :m].masked_fill(ended, 0.0)
@@ -346,7 +345,7 @@ def soft_beam_loss(
     check_choice("follow", follow, ("best", "until-departure", "gold"))
     batch, vocabulary = check_search(init_state, embedding, beam_size, bos=bos, eos=eos, pad=pad)
     check_finite(init_state)
-    lengths = check_gold(gold, batch, vocabulary, pad)
+    lengths = check_gold(gold, batch, vocabulary, pad, eos)
     counted = gold != pad
     bound = None
     if selection_clip is not None:

@@ -26,6 +26,11 @@ class DecoderStep(Protocol):
         """Embeddings (N, D) of the last tokens, state -> log-probabilities (N, V), new state."""
 
 
+def at_least_single(x: Tensor) -> Tensor:
+    """In single precision or better: sums of log-probabilities need the digits."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def leaves(state: State) -> Iterator[Tensor]:
     """The tensors of a state."""
     if isinstance(state, Tensor):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 import shutil
@@ -665,3 +666,33 @@ def test_a_diverging_stage_is_said(corpus: Path, tmp_path: Path, capsys: Any) ->
     assert "smaller learning rate" in said
     assert "no weights to begin with" in said
     assert "not finished" in (out / "table.md").read_text()
+
+
+def test_resuming_nothing_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A slip in the name would else train the default model for hours."""
+    out = tmp_path / "slip"
+    assert "there is no run in" in complaint(capsys, "train", "--resume", "--out", str(out))
+    assert not out.exists()
+
+
+def test_pairs_with_an_empty_line_are_told(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "text"
+    shutil.copytree(corpus, data)
+    lines = (data / "train.en").read_text().splitlines()
+    (data / "train.en").write_text("\n".join(["", *lines[1:]]) + "\n")
+    assert exit_code("prepare", "--data", str(data), "--out", str(tmp_path / "p")) == 0
+    assert "1 training pairs with an empty line are left out" in capsys.readouterr().out
+
+
+def test_translating_from_a_pipe(everything: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = str(everything / "membership" / "seed-0")
+    read, write = os.pipe()
+    os.write(write, b"one\n\n")
+    os.close(write)
+    try:
+        assert exit_code("translate", run, f"/dev/fd/{read}") == 0
+    finally:
+        os.close(read)
+    assert capsys.readouterr().out.count("\n") == 2

@@ -59,8 +59,10 @@ def prepare_data(out: Path, *, pieces: Path | None, given: Mapping[str, Any]) ->
     there = is_prepared(out)
     if not there and str(out.resolve()) == settings.data:
         raise UsageError(f"--out {out}: give another folder than --data")
-    prepared = prepare_folder(load_corpus(settings), settings, out, pieces)
     report = Report()
+    corpus = load_corpus(settings)
+    _say_dropped(corpus, report)
+    prepared = prepare_folder(corpus, settings, out, pieces)
     report.console.print(_counts(prepared).to_rich())
     report.say(f"{'was prepared already' if there else 'prepared'}: {out}")
     return 0
@@ -74,6 +76,8 @@ def train(out: Path, plan: Plan, *, resume: bool) -> int:
     exists = (out / "config.json").exists()
     # Before the folder is made: what was named may be missing or may not fit.
     corpus = None if exists else load_corpus(settings)
+    if corpus is not None:
+        _say_dropped(corpus, report)
     if resume and not exists:
         report.say(f"there is no run in {out} yet: starting one")
     torch.set_num_threads(settings.threads)
@@ -99,6 +103,11 @@ def train(out: Path, plan: Plan, *, resume: bool) -> int:
         written = write_tables(out / "table", to_markdown(rows), to_json(rows))
         report.say(f"results: {', '.join(map(str, written))}")
     return code
+
+
+def _say_dropped(corpus: Corpus, report: Report) -> None:
+    if corpus.dropped:
+        report.say(f"{corpus.dropped:,} training pairs with an empty line are left out")
 
 
 def compare(paths: Sequence[Path], out: Path | None) -> int:

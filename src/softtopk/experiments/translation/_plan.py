@@ -84,6 +84,10 @@ def make_plan(
     given = whole_paths(given)
     if resume and (out / "config.json").exists():
         plan = _resumed(out, chosen, numbers, init, pieces, given)
+    elif resume and not (given or chosen or numbers or init or pieces):
+        raise UsageError(
+            f"--resume: there is no run in {out}; give its folder, or what a new one is to do"
+        )
     else:
         plan = _new(chosen, numbers, init, pieces, given)
     if plan.settings.schedule == "constant":

@@ -252,12 +252,12 @@ def _cells(
 
 def mean_and_spread(values: Sequence[float], sign: str = "") -> str:
     """
-    >>> mean_and_spread([1.0, 2.0]), mean_and_spread([0.5], sign="+"), mean_and_spread([])
-    ('1.50 ± 0.71 (2)', '+0.50', '')
+    >>> mean_and_spread([1.0, 2.0]), mean_and_spread([-0.001], sign="+"), mean_and_spread([])
+    ('1.50 ± 0.71 (2)', '+0.00', '')
     """
     if not values:
         return ""
-    text = f"{statistics.fmean(values):{sign}.2f}"
+    text = f"{round(statistics.fmean(values), 2) + 0.0:{sign}.2f}"  # no minus before a zero
     return text if len(values) == 1 else f"{text} ± {statistics.stdev(values):.2f} ({len(values)})"
 
 
