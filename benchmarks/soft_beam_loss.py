@@ -3,7 +3,7 @@
     softtopk translate train --data DIR --objective teacher-forcing --out RUN
     python benchmarks/soft_beam_loss.py RUN/pretrain/seed-0
 
-Takes a trained model and the sentences of its run, and prints three Markdown tables.
+Takes a trained model and the sentences of its run, and prints four Markdown tables.
 
 The first: the loss scores the reference's token t from the state of the best hypothesis before its
 own token t. Nats per token and numbers of tokens, for validation sentences: at all positions; up to
@@ -13,7 +13,11 @@ the positions at which both have the same token all the same.
 The second: the norm of the gradient of each loss, for 8 training sentences of each length, without
 dropout.
 
-The third: the membership loss of 50 training sentences by the number of candidates. A few minutes.
+The third: the membership loss of 50 training sentences by the number of candidates.
+
+The fourth: how sharp the selection is at their first token, with the cost as it is and normalised:
+the largest weight of the first rank, and how many extensions it takes for half of it. A few
+minutes.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from softtopk import sorted_soft_topk
 from softtopk.experiments.translation import Pieces, Split, pairs_of, read_corpus
 from softtopk.experiments.translation._batches import Batch, Pair, make_batch
 from softtopk.seq2seq import (
@@ -110,6 +115,21 @@ def print_candidates(model: Seq2Seq, pairs: Sequence[Pair]) -> None:
         print(f"| {candidates:,} | {loss.item():.3f} |")
 
 
+@torch.no_grad()
+def print_sharpness(model: Seq2Seq, pairs: Sequence[Pair]) -> None:
+    batch = batch_of(model, [pair for pair in pairs if len(pair.target) == LENGTHS[1]][:BATCH])
+    memory, state = model.encode(batch.source)
+    first = model.embed(torch.full((len(batch.source),), model.config.bos))
+    log_probs, _ = model.decoder(memory)(first, state)
+    print("| cost | largest weight of rank 1 | extensions for half of it |\n|---|--:|--:|")
+    for name, normalize in (("plain", None), ("normalised", "batch")):
+        # The smallest of the negative log-likelihoods, as in Algorithm 2.
+        ranks = sorted_soft_topk(-log_probs, 5, eps=0.1, largest=False, normalize=normalize)
+        weights = ranks[..., 0].sort(descending=True).values
+        needed = (weights.cumsum(-1) < 0.5).sum(-1) + 1.0
+        print(f"| {name} | {weights[:, 0].mean():.4f} | {needed.median():.0f} |")
+
+
 def gradient_norm(model: Seq2Seq, batch: Batch, loss: Callable[..., Tensor]) -> float:
     memory, state = model.encode(batch.source)
     step = model.decoder(memory)
@@ -149,6 +169,8 @@ def main() -> None:
     print_gradients(model, pairs)
     print()
     print_candidates(model, pairs)
+    print()
+    print_sharpness(model, pairs)
 
 
 if __name__ == "__main__":
