@@ -117,9 +117,8 @@ Status softmax_gradient_of_row(const SoftmaxGradientCall<T>& call, int64_t row, 
         slope += share * (T(1) - share);
     });
     const T mean = static_cast<T>(first[0]);
-    const auto second = sums_of([=](V v, V share, V g, V& pull, V&) {
-        pull += v * (g - mean) * (T(1) - share);
-    });
+    const auto second =
+        sums_of([=](V v, V share, V g, V& pull, V&) { pull += v * (g - mean) * (T(1) - share); });
     const T shift = first[1] > 0.0 ? static_cast<T>(second[0] / first[1]) : T(0);
     const T rate = 1 / static_cast<T>(call.tau[row]);
     each_piece(n, threads, scratch, [=](int64_t begin, int64_t end, auto&) {
@@ -146,16 +145,14 @@ Status softmax(const SoftmaxCall<T>& call) {
     const ThresholdCall<T>& selection = call.selection;
     const int64_t n = selection.n;
     const int threads = threads_for(selection.rows * n, 16384, selection.threads);
-    return each_row<T>(selection.rows, n, threads, selection.mask == nullptr ? 2 : 3,
-                       [&](int64_t row, int row_threads, const Scratch<T>& scratch) {
-                           const Status status =
-                               threshold_of_row(selection, row, row_threads, scratch);
-                           const T* x = selection.mask == nullptr ? selection.x + row * n
-                                                                  : scratch.row;
-                           weigh(x, selection.a + row * n, n, call.w + row * n, row_threads,
-                                 scratch);
-                           return status;
-                       });
+    return each_row<T>(
+        selection.rows, n, threads, selection.mask == nullptr ? 2 : 3,
+        [&](int64_t row, int row_threads, const Scratch<T>& scratch) {
+            const Status status = threshold_of_row(selection, row, row_threads, scratch);
+            const T* x = selection.mask == nullptr ? selection.x + row * n : scratch.row;
+            weigh(x, selection.a + row * n, n, call.w + row * n, row_threads, scratch);
+            return status;
+        });
 }
 
 template <class T>
