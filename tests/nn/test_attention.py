@@ -367,7 +367,7 @@ def test_huge_scores(dtype, topk):
     assert query.grad.isfinite().all()
 
 
-# -------------------------------------------------------------------------------- dtypes, transforms
+# ------------------------------------------------------------------------------ dtypes, transforms
 
 
 @pytest.mark.parametrize("hard", [False, True])
@@ -498,5 +498,5 @@ def test_nested_tensors_are_refused():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch calls them a prototype
         nested = torch.nested.nested_tensor([randn(3, 4), randn(5, 4)])
-    with pytest.raises(TypeError, match="query must not be nested; use query.to_padded_tensor"):
+    with pytest.raises(TypeError, match="query must not be nested; use query"):
         soft_topk_attention(nested, nested, nested, 2)
