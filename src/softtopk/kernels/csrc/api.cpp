@@ -60,7 +60,7 @@ const Kernels<double>& kernels<double>() {
 using softtopk::kernels;
 
 // To be raised with every change of an interface below; the loader checks it.
-SOFTTOPK_EXPORT int32_t softtopk_abi_version() { return 1; }
+SOFTTOPK_EXPORT int32_t softtopk_abi_version() { return 2; }
 
 SOFTTOPK_EXPORT const char* softtopk_instruction_set() { return softtopk::current.load()->name; }
 
@@ -87,6 +87,18 @@ SOFTTOPK_EXPORT void softtopk_after_fork() { softtopk::after_fork(); }
         const T* a, const T* grad, int64_t rows, int64_t n, double tau, const double* taus,       \
         T* grad_x, int32_t threads) {                                                             \
         return kernels<T>().threshold_gradient({a, grad, rows, n, {tau, taus}, grad_x, threads}); \
+    }                                                                                             \
+    SOFTTOPK_EXPORT int32_t softtopk_softmax_##suffix(                                            \
+        const T* x, const uint8_t* mask, int64_t rows, int64_t n, double k, const double* ks,     \
+        double tau, const double* taus, T* a, T* w, int32_t threads) {                            \
+        return kernels<T>().softmax(                                                              \
+            {{x, mask, rows, n, {k, ks}, {tau, taus}, true, a, nullptr, nullptr, threads}, w});   \
+    }                                                                                             \
+    SOFTTOPK_EXPORT int32_t softtopk_softmax_gradient_##suffix(                                   \
+        const T* w, const T* a, const T* grad, int64_t rows, int64_t n, double tau,               \
+        const double* taus, T* grad_x, int32_t threads) {                                         \
+        return kernels<T>().softmax_gradient(                                                     \
+            {w, a, grad, rows, n, {tau, taus}, grad_x, threads});                                 \
     }                                                                                             \
     SOFTTOPK_EXPORT int32_t softtopk_ranking_##suffix(                                            \
         const T* x, const uint8_t* mask, int64_t rows, int64_t n, int64_t k, double tau,          \
