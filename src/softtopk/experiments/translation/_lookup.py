@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from softtopk.seq2seq import Seq2Seq
+from softtopk.seq2seq import EncoderDecoder, load
 
 from ..errors import UsageError, require
 from ..runs import Run, find_runs, read_json
@@ -107,9 +107,9 @@ def data_beside(weights: Path) -> Path | None:
     return None
 
 
-def load_model(weights: Path, device: str = "cpu") -> Seq2Seq:
+def load_model(weights: Path, device: str = "cpu") -> EncoderDecoder:
     try:
-        return Seq2Seq.load(weights).to(torch.device(device))
+        return load(weights).to(torch.device(device))
     except (OSError, ValueError) as error:
         raise UsageError(str(error)) from error
 

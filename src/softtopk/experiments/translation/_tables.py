@@ -158,7 +158,7 @@ def _settings_of(run: Run) -> dict[str, Any]:
     stage = run.config["stage"]
     settings = settings_in(run.config)
     settings.update(search_options(stage, Settings(**settings)))
-    names = [name for name in relevant_settings(stage) if name not in _IDENTITY]
+    names = [name for name in relevant_settings(stage, settings) if name not in _IDENTITY]
     if run.config["init"]:
         names = [name for name in names if name not in PRETRAIN_ONLY]
     return {name: _frozen(settings[name]) for name in names}
