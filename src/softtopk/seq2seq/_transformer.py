@@ -259,6 +259,10 @@ class Transformer(EncoderDecoder):
         """Features (..., w) of a step -> logits (..., V)."""
         return self.output(features)
 
+    def _looks(self, inputs: Tensor, state: State, memory: TransformerMemory) -> Tensor:
+        _, _, weights = self._decode(self.embed(inputs), state, memory, need_weights=True)
+        return torch.cat(weights, 1)
+
     def _decode(
         self, inputs: Tensor, state: State, memory: TransformerMemory, need_weights: bool = False
     ) -> tuple[Tensor, State, list[Tensor]]:
