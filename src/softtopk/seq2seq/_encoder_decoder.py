@@ -101,6 +101,10 @@ class EncoderDecoder(nn.Module, ABC):
     def logits(self, features: Tensor) -> Tensor:
         """Features (..., f) of a step -> logits (..., V)."""
 
+    @abstractmethod
+    def _looks(self, inputs: Tensor, state: Any, memory: Any) -> Tensor:
+        """Weights (B, n, T, S) of all n heads to the source, when fed ``inputs`` (B, T)."""
+
     @property
     def hard_eval(self) -> bool:
         """Whether in evaluation the attentions with SOFT top-k keep exactly k tokens."""
@@ -140,6 +144,24 @@ class EncoderDecoder(nn.Module, ABC):
         """
         memory, state = self.encode(source)
         return self.logits(self.unroll(inputs, state, memory, sampling=sampling))
+
+    def attention_weights(self, source: Tensor, target: Tensor, *, by_head: bool = False) -> Tensor:
+        """Where the decoder looks in the source as it is fed the target.
+
+        Args:
+            source: (B, S).
+            target: (B, T), of which the token t is predicted with the weights t. Those of padding
+                are meaningless.
+            by_head: Return the weights of each head, of all layers one after the other; a recurrent
+                model has one head.
+
+        Returns:
+            (B, T, S), the mean over heads and layers, or (B, layers * heads, T, S). They sum to one
+            over the tokens of the source.
+        """
+        memory, state = self.encode(source)
+        looks = self._looks(self.shift(target), state, memory)
+        return looks if by_head else looks.mean(1)
 
     def unroll(self, inputs: Tensor, state: Any, memory: Any, *, sampling: float = 0.0) -> Tensor:
         """Features (B, T, f) of the decoder that is fed ``inputs`` (B, T).

@@ -97,11 +97,23 @@ class Seq2Seq(EncoderDecoder):
 
         Embeddings (N, e) of the last tokens -> features (N, e + 3h), and the new state.
         """
+        features, state, _ = self._step(inputs, state, memory)
+        return features, state
+
+    def _step(self, inputs: Tensor, state: State, memory: Memory) -> tuple[Tensor, State, Tensor]:
+        """With the weights (N, S) of the attention."""
         hidden = state[0] if isinstance(state, tuple) else state
-        context, _ = self.attention(hidden, memory)
+        context, weights = self.attention(hidden, memory)
         state = self.cell(torch.cat([inputs, context], -1), state)
         hidden = state[0] if isinstance(state, tuple) else state
-        return torch.cat([hidden, context, inputs], -1), state
+        return torch.cat([hidden, context, inputs], -1), state, weights
+
+    def _looks(self, inputs: Tensor, state: State, memory: Memory) -> Tensor:
+        looks = []
+        for given in self.embed(inputs).unbind(1):
+            _, state, weights = self._step(given, state, memory)
+            looks.append(weights)
+        return torch.stack(looks, 1).unsqueeze(1)
 
     def logits(self, features: Tensor) -> Tensor:
         """Features (..., e + 3h) of a step -> logits (..., V)."""

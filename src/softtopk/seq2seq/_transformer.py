@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from .._checks import check_integer
 from ..functional._arguments import check_choice
+from ..nn import soft_topk_attention
 from . import _files
 from ._attention import TopKAttention
 from ._checks import check_share
@@ -97,15 +98,19 @@ class DotProductAttention(TopKAttention):
         """
         key, value = key_value.chunk(2, -1)
         query, key, value = (self._split(x) for x in (self.query(query), key, value))
+        topk = key.shape[-2] if self.topk is None else self.topk
         weights = None
-        if not need_weights and (self.topk is None or self.topk >= key.shape[-2]):
-            found = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        if need_weights:
+            found, weights = soft_topk_attention(
+                query, key, value, topk,
+                eps=self.eps, attn_mask=mask, hard=self.hard, need_weights=True,
+            )  # fmt: skip
+        elif topk < key.shape[-2]:
+            found = soft_topk_attention(
+                query, key, value, topk, eps=self.eps, attn_mask=mask, hard=self.hard
+            )
         else:
-            scores = query @ key.mT / math.sqrt(query.shape[-1])
-            if mask is not None:
-                scores = scores.masked_fill(~mask, -math.inf)
-            weights = self.weights(scores)
-            found = weights @ value
+            found = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
         return self.output(found.transpose(1, 2).flatten(2)), weights
 
     def _split(self, x: Tensor) -> Tensor:
@@ -253,6 +258,10 @@ class Transformer(EncoderDecoder):
     def logits(self, features: Tensor) -> Tensor:
         """Features (..., w) of a step -> logits (..., V)."""
         return self.output(features)
+
+    def _looks(self, inputs: Tensor, state: State, memory: TransformerMemory) -> Tensor:
+        _, _, weights = self._decode(self.embed(inputs), state, memory, need_weights=True)
+        return torch.cat(weights, 1)
 
     def _decode(
         self, inputs: Tensor, state: State, memory: TransformerMemory, need_weights: bool = False
