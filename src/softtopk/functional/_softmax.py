@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .. import kernels
-from ._arguments import Count, Strength, check_flag, is_traced
+from ._arguments import Count, Strength, check_flag, is_traced, may_differentiate
 from ._fusion import dense, fuses, native_for, per_row
 from ._indicator import indicator_gradient
 from ._operators import (
@@ -71,7 +71,7 @@ def soft_topk_softmax(
         scores = rows.canonical().scores.detach()
         chosen = hard_selection(rows.canonical(), k) > 0
         kept = softmax_or_zero(scores.masked_fill(~chosen, -math.inf))
-        if not _needs_gradient(rows.scores, rows.tau, k):
+        if not may_differentiate(rows.scores, rows.tau, k):
             return rows.restore(kept)
     if sinkhorn is None and not is_traced(rows.scores) and fuses(rows, k):
         weights = _Softmax.apply(rows.scores, rows.mask, k, rows.tau)[0]
@@ -86,12 +86,6 @@ def softmax_or_zero(scores: Tensor) -> Tensor:
     empty = (scores == -math.inf).all(-1, keepdim=True)
     # Filled before and after: a NaN in between would get into the gradient.
     return scores.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)
-
-
-def _needs_gradient(*values: Tensor | float) -> bool:
-    return torch.is_grad_enabled() and any(
-        isinstance(value, Tensor) and value.requires_grad for value in values
-    )
 
 
 class _Softmax(torch.autograd.Function):
