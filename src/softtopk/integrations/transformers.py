@@ -17,14 +17,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from softtopk.functional import Normalize
-from ._standin import soft_topk_attention
+from ..functional import Normalize
+from ..nn import soft_topk_attention
 
 try:
     from transformers import (
@@ -53,7 +52,7 @@ Target = TypeVar("Target", PreTrainedModel, PreTrainedConfig)
 
 
 class _Options(NamedTuple):
-    topk: float
+    topk: int
     eps: float | Tensor = 1.0
     normalize: Normalize = None
     hard: Hard = False
@@ -68,12 +67,14 @@ _REFUSED = {
     "cache": "a paged cache (continuous batching)",
 }
 
-_in_context: ContextVar[Mapping[str, Any]] = ContextVar("soft_topk_options", default={})
+# Of the innermost `soft_topk_options`. One for all threads, as the backward pass runs in its own
+# and a text streamer needs one; and torch.compile traces a global, but no context variable.
+_in_context: Mapping[str, Any] = {}
 
 
 def use_soft_topk(
     target: Target,
-    topk: float,
+    topk: int,
     *,
     eps: float = 1.0,
     normalize: Normalize = None,
@@ -100,15 +101,12 @@ def use_soft_topk(
     options = _Options(topk, eps, normalize, hard)._asdict()
     _check(options)
     if isinstance(target, PreTrainedConfig):
-        configs = [target]
         target._attn_implementation = NAME
     else:
         _require_interface(target)
         target.set_attn_implementation(NAME)
-        configs = [m.config for m in target.modules() if hasattr(m, "config")]
-    for config in configs:
-        for part in _with_parts(config):
-            setattr(part, NAME, dict(options))
+    for config in _configs(target):
+        setattr(config, NAME, dict(options))
     return target
 
 
@@ -121,16 +119,17 @@ def soft_topk_options(**options: Any) -> Iterator[None]:
         with soft_topk_options(hard=True):
             model.generate(...)
 
-    They hold in the current thread and until the end of the block. Gradient checkpointing calls
-    the attention again in the backward pass, maybe after that and in other threads: there, use the
-    config.
+    They hold in every thread until the end of the block. Gradient checkpointing calls the attention
+    again in the backward pass: have that in the block, too, or the options in the config.
     """
+    global _in_context
     _check(options)
-    token = _in_context.set({**_in_context.get(), **options})
+    outer = _in_context
+    _in_context = {**outer, **options}
     try:
         yield
     finally:
-        _in_context.reset(token)
+        _in_context = outer
 
 
 def soft_topk_attention_forward(
@@ -195,7 +194,7 @@ def _check(options: Mapping[str, Any]) -> None:
 
 
 def _options(module: nn.Module) -> _Options:
-    options = {**(getattr(module.config, NAME, None) or {}), **_in_context.get()}
+    options = {**(getattr(module.config, NAME, None) or {}), **_in_context}
     _check(options)
     if "topk" not in options:
         raise ValueError(
@@ -219,12 +218,16 @@ def _combined(mask: Tensor | None, position_bias: Tensor | None) -> Tensor | Non
     return position_bias + mask
 
 
-def _with_parts(config: PreTrainedConfig) -> Iterator[PreTrainedConfig]:
-    """A config and those inside it, at any depth."""
-    yield config
-    for part in vars(config).values():
+def _configs(target: PreTrainedModel | PreTrainedConfig) -> Iterator[PreTrainedConfig]:
+    """A config and those inside it, at any depth; those of all parts of a model, which has copies."""
+    if isinstance(target, PreTrainedConfig):
+        yield target
+        parts = [*vars(target).values()]
+    else:
+        parts = [getattr(module, "config", None) for module in target.modules()]
+    for part in parts:
         if isinstance(part, PreTrainedConfig):
-            yield from _with_parts(part)
+            yield from _configs(part)
 
 
 def _has_own_attention(modeling: str) -> bool:
@@ -237,7 +240,7 @@ def _has_own_attention(modeling: str) -> bool:
 
 
 def _require_interface(model: PreTrainedModel) -> None:
-    """transformers takes any name for models without the interface, and goes on as if nothing was."""
+    """transformers itself takes the name for any model, and some go on with their own attention."""
     parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
     if all(_has_own_attention(type(part).__module__) for part in parts):
         raise NotImplementedError(_no_interface(type(model).__name__))
