@@ -25,7 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "_training": set(),
     "_environment": {"kernels"},
     "functional": {"kernels"},
-    "nn": {"functional"},
+    "nn": {"functional", "_checks"},
     "__init__": OPERATORS,
     "relaxations": OPERATORS,
     "knn": OPERATORS | {"_checks", "_training", "relaxations"},

@@ -9,6 +9,7 @@ from .functional import (
     entropic_plan,
     log_soft_topk,
     soft_topk,
+    soft_topk_softmax,
     sorted_soft_topk,
     topk_threshold,
 )
@@ -25,6 +26,7 @@ __all__ = [
     "entropic_plan",
     "log_soft_topk",
     "soft_topk",
+    "soft_topk_softmax",
     "sorted_soft_topk",
     "topk_threshold",
 ]

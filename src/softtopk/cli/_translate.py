@@ -183,6 +183,17 @@ def train(
         bool | None,
         typer.Option("--tied/--no-tied", help="Use the target embeddings in the output layer."),
     ] = None,
+    attention: Annotated[
+        str | None,
+        typer.Option(help="To the source: softmax, or soft-topk, that of about k tokens."),
+    ] = None,
+    attention_k: Annotated[
+        int | None, typer.Option(help="Tokens to attend to, for soft-topk; 5.")
+    ] = None,
+    attention_eps: Annotated[
+        float | None,
+        typer.Option(help="Temperature of soft-topk, in units of the scores; 1."),
+    ] = None,
     max_words: MaxWords = None,
     max_length: Annotated[
         int | None, typer.Option(help="Train on pairs of up to so many pieces; 60.")
@@ -235,7 +246,8 @@ def train(
     given = _given(
         data=data, source=source, target=target, max_words=max_words, max_length=max_length,
         subset=subset, vocab=vocab, normalization=normalization, cell=cell, hidden=hidden,
-        embedding=embedding, dropout=dropout, tied=tied, pretrain_epochs=pretrain_epochs,
+        embedding=embedding, dropout=dropout, tied=tied, attention=attention,
+        attention_k=attention_k, attention_eps=attention_eps, pretrain_epochs=pretrain_epochs,
         pretrain_lr=pretrain_lr, pretrain_final_lr=pretrain_final_lr, updates=updates, lr=lr,
         final_lr=final_lr, schedule=schedule, optimizer=optimizer, batch_size=batch_size, clip=clip,
         label_smoothing=label_smoothing, scheduled_sampling=scheduled_sampling, rho=rho,

@@ -9,6 +9,7 @@ from ._operators import (
     topk_threshold,
 )
 from ._sinkhorn import EntropicPlan, Sinkhorn, entropic_plan
+from ._softmax import soft_topk_softmax
 from ._warnings import ConvergenceWarning
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "entropic_plan",
     "log_soft_topk",
     "soft_topk",
+    "soft_topk_softmax",
     "sorted_soft_topk",
     "topk_threshold",
 ]

@@ -96,7 +96,9 @@ def soft_topk(
     if unmodified and solver == "exact" and is_direct(scores, k, eps, dim):
         return indicator(scores, None, k, temperature(eps, 1.0, scores.dtype))
     check_flag("hard", hard)
-    rows, k = _unsorted(scores, k, eps, dim, largest, mask, normalize)
+    rows, k = unsorted_rows(
+        scores, k, eps=eps, dim=dim, largest=largest, mask=mask, normalize=normalize
+    )
     sinkhorn = sinkhorn_setting(solver)
     if sinkhorn is not None:
         soft = indicator_by_sinkhorn(rows.canonical(), k, sinkhorn)
@@ -105,7 +107,7 @@ def soft_topk(
     else:
         soft = torch.sigmoid(logits_of(rows.canonical(), k))
     if hard:
-        soft = _straight_through(_hard_selection(rows.canonical(), k), soft)
+        soft = straight_through(hard_selection(rows.canonical(), k), soft)
     return rows.restore(soft)
 
 
@@ -128,16 +130,11 @@ def log_soft_topk(
     >>> log_soft_topk(torch.tensor([0.0, 1.0, 2.0]), 1, eps=1 / 128)
     tensor([-384., -128.,   -0.])
     """
-    rows, k = _unsorted(scores, k, eps, dim, largest, mask, normalize)
+    rows, k = unsorted_rows(
+        scores, k, eps=eps, dim=dim, largest=largest, mask=mask, normalize=normalize
+    )
     rows = rows.canonical()
-    sinkhorn = sinkhorn_setting(solver)
-    if sinkhorn is not None:
-        return rows.restore(log_indicator_by_sinkhorn(rows, k, sinkhorn))
-    logits = logits_of(rows, k)
-    # log sigmoid as a softplus, which keeps less for backward than logsigmoid. At -inf its slope
-    # is 1, which would let the constant -inf move the threshold.
-    log_a = torch.where(logits == -math.inf, -math.inf, -F.softplus(-logits, threshold=50.0))
-    return rows.restore(log_a)
+    return rows.restore(log_indicator_of(rows, k, sinkhorn_setting(solver)))
 
 
 def topk_threshold(
@@ -165,7 +162,9 @@ def topk_threshold(
     >>> topk_threshold(scores, 2, eps=0.01)
     tensor(1.6500)
     """
-    rows, k = _unsorted(scores, k, eps, dim, largest, mask, normalize)
+    rows, k = unsorted_rows(
+        scores, k, eps=eps, dim=dim, largest=largest, mask=mask, normalize=normalize
+    )
     rows = rows.canonical()
     sinkhorn = sinkhorn_setting(solver)
     if sinkhorn is not None:
@@ -247,13 +246,14 @@ def sorted_soft_topk(
     else:
         soft = ranking_of(rank_distances(rows.canonical(), k))[..., :k]
     if hard:
-        soft = _straight_through(_hard_ranking(rows.canonical(), k), soft)
+        soft = straight_through(_hard_ranking(rows.canonical(), k), soft)
     return rows.restore(soft, -2)
 
 
-def _unsorted(
+def unsorted_rows(
     scores: Tensor,
     k: Count,
+    *,
     eps: Strength,
     dim: int,
     largest: bool,
@@ -264,6 +264,16 @@ def _unsorted(
         scores, eps=eps, dim=dim, largest=largest, mask=mask, normalize=normalize, last_anchor=1
     )
     return rows, check_k(k, rows.n, rows.batch)
+
+
+def log_indicator_of(rows: Rows, k: Count, sinkhorn: Sinkhorn | None) -> Tensor:
+    """log A (..., n) of rows in canonical form."""
+    if sinkhorn is not None:
+        return log_indicator_by_sinkhorn(rows, k, sinkhorn)
+    logits = logits_of(rows, k)
+    # log sigmoid as a softplus, which keeps less for backward than logsigmoid. At -inf its slope
+    # is 1, which would let the constant -inf move the threshold.
+    return torch.where(logits == -math.inf, -math.inf, -F.softplus(-logits, threshold=50.0))
 
 
 def sinkhorn_setting(solver: Solver) -> Sinkhorn | None:
@@ -277,7 +287,7 @@ def sinkhorn_setting(solver: Solver) -> Sinkhorn | None:
     return None
 
 
-def _hard_selection(rows: Rows, k: Count) -> Tensor:
+def hard_selection(rows: Rows, k: Count) -> Tensor:
     """The 0/1 selection of torch.topk; elements that take no part are never selected."""
     x = rows.scores.detach()
     if isinstance(k, Tensor):
@@ -304,5 +314,5 @@ def _topk_indices(rows: Rows, k: int) -> Tensor:
     return x.topk(k, dim=-1, largest=rows.largest).indices
 
 
-def _straight_through(hard: Tensor, soft: Tensor) -> Tensor:
+def straight_through(hard: Tensor, soft: Tensor) -> Tensor:
     return hard + (soft - soft.detach())

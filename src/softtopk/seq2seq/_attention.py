@@ -9,6 +9,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from .._checks import check_integer
+from ..functional import soft_topk_softmax
+from ..functional._arguments import check_eps
+
 
 class Memory(NamedTuple):
     """What the decoder reads of the source: the same for all hypotheses of a sentence."""
@@ -43,10 +47,30 @@ class Attention(nn.Module, ABC):
 
 
 class AdditiveAttention(Attention):
-    """Additive attention, softmax(v . tanh(W q + U m)), of Bahdanau et al. (2014)."""
+    """Additive attention, softmax(v . tanh(W q + U m)), of Bahdanau et al. (2014).
 
-    def __init__(self, query_size: int, memory_size: int, size: int) -> None:
+    Args:
+        query_size, memory_size, size: As for `Attention`.
+        topk: Look at about so many tokens, by `softtopk.soft_topk_softmax`; None for the softmax.
+        eps: Temperature of the selection, in units of the scores.
+        hard_eval: In evaluation, look at exactly so many tokens.
+    """
+
+    def __init__(
+        self,
+        query_size: int,
+        memory_size: int,
+        size: int,
+        *,
+        topk: int | None = None,
+        eps: float = 1.0,
+        hard_eval: bool = False,
+    ) -> None:
         super().__init__()
+        if topk is not None:
+            check_integer("topk", topk)
+        check_eps(eps, torch.Size())
+        self.topk, self.eps, self.hard_eval = topk, eps, hard_eval
         self.query = nn.Linear(query_size, size)
         self.key = nn.Linear(memory_size, size, bias=False)
         self.score = nn.Linear(size, 1, bias=False)
@@ -64,4 +88,13 @@ class AdditiveAttention(Attention):
 
     def weights(self, scores: Tensor) -> Tensor:
         """Scores (B, k, S), -inf where there is no token -> weights, summing to one."""
-        return scores.softmax(-1)
+        n = scores.shape[-1]
+        if self.topk is None or self.topk >= n:
+            return scores.softmax(-1)
+        hard = self.hard_eval and not self.training
+        return soft_topk_softmax(scores, self.topk, eps=self.eps, hard=hard)
+
+    def extra_repr(self) -> str:
+        if self.topk is None:
+            return ""
+        return f"topk={self.topk}, eps={self.eps:g}, hard_eval={self.hard_eval}"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,6 +37,10 @@ class Seq2SeqConfig:
     dropout: float = 0.2
     tied: bool = False
     """Use the target embeddings as the weights of the output layer."""
+    attention_k: int | None = None
+    """Attend to about so many source tokens, by SOFT top-k; None for the softmax of all."""
+    attention_eps: float = 1.0
+    """Temperature of that selection, in units of the attention's scores."""
     pad: int = 0
     bos: int = 2
     eos: int = 3
@@ -45,6 +51,10 @@ class Seq2SeqConfig:
         for name in ("pad", "bos", "eos"):
             check_integer(name, getattr(self, name), 0)
         check_choice("cell", self.cell, ("gru", "lstm"))
+        if self.attention_k is not None:
+            check_integer("attention_k", self.attention_k)
+        if not 0 < self.attention_eps < math.inf:
+            raise ValueError(f"attention_eps must be positive and finite, got {self.attention_eps}")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be at least 0 and below 1, got {self.dropout}")
 
@@ -64,16 +74,19 @@ class Seq2Seq(nn.Module):
 
     Args:
         config: The sizes.
-        attention: Makes the attention from the sizes of its query, its memory and itself.
+        attention: Makes the attention from the sizes of its query, its memory and itself. Default:
+            `AdditiveAttention`, as the configuration describes it.
     """
 
     def __init__(
-        self,
-        config: Seq2SeqConfig,
-        attention: Callable[[int, int, int], Attention] = AdditiveAttention,
+        self, config: Seq2SeqConfig, attention: Callable[[int, int, int], Attention] | None = None
     ) -> None:
         super().__init__()
         self.config = config
+        if attention is None:
+            attention = partial(
+                AdditiveAttention, topk=config.attention_k, eps=config.attention_eps
+            )
         width, hidden = config.embedding, config.hidden
         lstm = config.cell == "lstm"
         self.source_embedding = nn.Embedding(config.source_vocab, width, padding_idx=config.pad)
@@ -194,9 +207,7 @@ class Seq2Seq(nn.Module):
 
     @classmethod
     def load(
-        cls,
-        path: str | Path,
-        attention: Callable[[int, int, int], Attention] = AdditiveAttention,
+        cls, path: str | Path, attention: Callable[[int, int, int], Attention] | None = None
     ) -> Seq2Seq:
         """Read what `save` wrote. Nothing in the file is executed."""
         safetensors = _safetensors()

@@ -102,6 +102,8 @@ def make_model(settings: Settings, prepared: Prepared, seed: int) -> Seq2Seq:
         source_vocab=prepared.source.size,
         target_vocab=prepared.target.size,
         dropout=settings.dropout,
+        attention_k=settings.attention_k if settings.attention == "soft-topk" else None,
+        attention_eps=settings.attention_eps,
         **sizes,
     )
     with seeded(mix(seed, "weights", 0), torch.device("cpu")):

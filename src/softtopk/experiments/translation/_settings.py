@@ -50,6 +50,11 @@ class Settings:
     """Sizes at which an epoch of 40,000 short pairs takes minutes on one core."""
     dropout: float = 0.2
     tied: bool = False
+    attention: str = "softmax"
+    """Of the decoder to the source: softmax, or soft-topk, the paper's."""
+    attention_k: int = 5
+    attention_eps: float = 1.0
+    """Number of tokens to attend to, and temperature, of soft-topk."""
 
     pretrain_epochs: int = 16
     pretrain_lr: float = 1e-3  # Adam's usual one
@@ -106,7 +111,7 @@ class Settings:
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value >= least):
                 raise UsageError(f"{_flag(name)} {value:g}: give at least {least:g}")
-        for name in ("lr", "pretrain_lr", "eps"):
+        for name in ("lr", "pretrain_lr", "eps", "attention_eps"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise UsageError(f"{_flag(name)} {value:g}: give a positive number")
@@ -137,10 +142,11 @@ _LEAST: dict[str, float] = {
     "max_words": 1, "subset": 1, "max_length": 1, "vocab": 8, "hidden": 1, "embedding": 1,
     "pretrain_epochs": 1, "pretrain_final_lr": 0, "updates": 0, "final_lr": 0, "batch_size": 1,
     "clip": 0, "selection_clip": 0, "beam": 1, "candidates": 1, "eval_every": 1,
-    "eval_sentences": 1, "length_penalty": 0, "patience": 0, "threads": 1,
+    "eval_sentences": 1, "length_penalty": 0, "patience": 0, "threads": 1, "attention_k": 1,
 }  # fmt: skip
 _CHOICES: dict[str, tuple[str | None, ...]] = {
     "cell": ("gru", "lstm"),
+    "attention": ("softmax", "soft-topk"),
     "optimizer": OPTIMIZERS,
     "schedule": tuple(SCHEDULES),
     "normalize": ("row", "batch", None),
