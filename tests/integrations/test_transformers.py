@@ -388,7 +388,7 @@ def test_generation_with_and_without_cache(name: str, hard: bool) -> None:
     inputs = inputs_of(name)
     model = build(name, soft_topk={"topk": 3, "hard": hard})
     tokens, logits = generated(model, inputs, use_cache=False)
-    assert (logits[:, 1:] - logits[:, :-1]).abs().amax(-1).min() > 0.01
+    assert (logits[:, 1:] - logits[:, :-1]).abs().amax(-1).min() > 1e-3  # it goes on
     for settings in ({"use_cache": True}, {"cache_implementation": "static"}):
         got, their_logits = generated(model, inputs, **settings)
         assert torch.equal(got, tokens)

@@ -80,7 +80,7 @@ def use_soft_topk(
     normalize: Normalize = None,
     hard: Hard = False,
 ) -> Target:
-    """Turn the attention of a model to top-k attention, or have a config do so.
+    """Give a model top-k attention, or every model that is made from a config.
 
     Sets the implementation to ``"soft_topk"`` and the attribute ``soft_topk`` to the options, in
     the config and in the configs inside it, such as those of an encoder and a decoder. The options
@@ -219,7 +219,7 @@ def _combined(mask: Tensor | None, position_bias: Tensor | None) -> Tensor | Non
 
 
 def _configs(target: PreTrainedModel | PreTrainedConfig) -> Iterator[PreTrainedConfig]:
-    """A config and those inside it, at any depth; those of all parts of a model, which has copies."""
+    """A config and those inside it, at any depth; or those of every part of a model."""
     if isinstance(target, PreTrainedConfig):
         yield target
         parts = [*vars(target).values()]
