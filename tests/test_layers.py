@@ -30,6 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "relaxations": OPERATORS,
     "knn": OPERATORS | {"_checks", "_training", "relaxations"},
     "seq2seq": OPERATORS | {"_checks"},
+    "integrations": OPERATORS,
     "experiments": {"__init__", "_environment", "_training"} | OPERATORS | APPLICATIONS,
     "cli": {"__init__", "_environment", "experiments"} | OPERATORS | APPLICATIONS,
     "__main__": {"cli"},
@@ -109,7 +110,7 @@ def test_importing_the_package_loads_no_optional_dependency() -> None:
     assert result.returncode == 0, result.stderr
     loaded = set(result.stdout.split())
     assert "softtopk" in loaded
-    assert not loaded & {"typer", "rich", "matplotlib", "scipy", "sklearn"}
+    assert not loaded & {"typer", "rich", "matplotlib", "scipy", "sklearn", "transformers"}
 
 
 # Folders that exist only on the machine of whoever wrote them.

@@ -21,6 +21,7 @@ OPTIONAL = {
     "sentencepiece": "translate",
     "sacrebleu": "translate",
     "babel": "translate",
+    "transformers": "transformers",
 }
 """The optional dependencies, each with the first extra that installs it."""
 

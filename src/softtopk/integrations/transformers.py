@@ -1,0 +1,257 @@
+"""Top-k attention in the models of transformers.
+
+Importing this module registers the attention implementation ``"soft_topk"`` and its mask. Every
+model that takes its attention from the interface of transformers then has it::
+
+    from softtopk.integrations.transformers import use_soft_topk
+
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    use_soft_topk(model, topk=32)
+
+or, by the name, ``AutoModel.from_config(config, attn_implementation="soft_topk")`` with
+``config.soft_topk = {"topk": 32}``. See docs/transformers.md.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from ..functional import Normalize
+from ..nn import soft_topk_attention
+
+try:
+    from transformers import (
+        AttentionInterface,
+        AttentionMaskInterface,
+        PreTrainedConfig,
+        PreTrainedModel,
+    )
+    from transformers.masking_utils import sdpa_mask
+except ModuleNotFoundError as error:
+    if error.name != "transformers":
+        raise  # it is there, and broken
+    raise ImportError(
+        "softtopk.integrations.transformers needs transformers; "
+        "pip install 'softtopk[transformers]'",
+        name="transformers",
+    ) from error
+
+__all__ = ["NAME", "soft_topk_options", "use_soft_topk"]
+
+NAME = "soft_topk"
+"""The name of the attention implementation, and of the attribute of a config with its options."""
+
+Hard = Literal["eval"] | bool
+Target = TypeVar("Target", PreTrainedModel, PreTrainedConfig)
+
+
+class _Options(NamedTuple):
+    topk: int
+    eps: float | Tensor = 1.0
+    normalize: Normalize = None
+    hard: Hard = False
+
+
+# What a model may hand to its attention, and top-k attention does not do.
+_REFUSED = {
+    "softcap": "a soft cap on the scores",
+    "s_aux": "attention sinks",
+    "indices": "keys that the model itself selects",
+    "block_indices": "blocks of keys that the model itself selects",
+    "cache": "a paged cache (continuous batching)",
+}
+
+# Of the innermost `soft_topk_options`. One for all threads, as the backward pass runs in its own
+# and a text streamer needs one; and torch.compile traces a global, but no context variable.
+_in_context: Mapping[str, Any] = {}
+
+
+def use_soft_topk(
+    target: Target,
+    topk: int,
+    *,
+    eps: float = 1.0,
+    normalize: Normalize = None,
+    hard: Hard = False,
+) -> Target:
+    """Give a model top-k attention, or every model that is made from a config.
+
+    Sets the implementation to ``"soft_topk"`` and the attribute ``soft_topk`` to the options, in
+    the config and in the configs inside it, such as those of an encoder and a decoder. The options
+    are saved with the config.
+
+    Args:
+        target: a model or a config of transformers. It is changed.
+        topk: how many keys a query attends to. A query with no more than that has the usual
+            attention.
+        eps: the temperature of the selection, see `softtopk.nn.soft_topk_attention`.
+        normalize: see there.
+        hard: whether to keep exactly the ``topk`` largest scores: ``True``, ``False``, or
+            ``"eval"``, which is in evaluation mode only.
+
+    Returns:
+        ``target``.
+    """
+    options = _Options(topk, eps, normalize, hard)._asdict()
+    _check(options)
+    if isinstance(target, PreTrainedConfig):
+        target._attn_implementation = NAME
+    else:
+        _require_interface(target)
+        target.set_attn_implementation(NAME)
+    for config in _configs(target):
+        setattr(config, NAME, dict(options))
+    return target
+
+
+@contextmanager
+def soft_topk_options(**options: Any) -> Iterator[None]:
+    """Set some of the options ``topk``, ``eps``, ``normalize`` and ``hard`` for every model.
+
+    Those given here win over those of an outer ``with``, which win over those of a config::
+
+        with soft_topk_options(hard=True):
+            model.generate(...)
+
+    They hold in every thread until the end of the block. Gradient checkpointing calls the attention
+    again in the backward pass: have that in the block, too, or the options in the config.
+    """
+    global _in_context
+    _check(options)
+    outer = _in_context
+    _in_context = {**outer, **options}
+    try:
+        yield
+    finally:
+        _in_context = outer
+
+
+def soft_topk_attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    position_bias: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor]:
+    """Attention as transformers calls it.
+
+    ``(batch, heads, L, E), (batch, kv_heads, S, E), (batch, kv_heads, S, Ev) ->
+    (batch, L, heads, Ev), (batch, heads, L, S)``: the output and the weights.
+
+    The mask is the whole truth, as for eager attention: `soft_topk_mask` leaves out no causal mask,
+    for which ``is_causal`` would have to stand in, so that is not looked at. A step with a cache
+    has one query, which sees every key.
+    """
+    for name, what in _REFUSED.items():
+        if kwargs.get(name) is not None:
+            raise NotImplementedError(
+                f"{type(module).__name__} asks for {what} ({name}=...), which attn_implementation="
+                f"{NAME!r} does not have: turn it off in the config, or use 'eager'"
+            )
+    options = _options(module)
+    output, weights = soft_topk_attention(
+        query,
+        key,
+        value,
+        options.topk,
+        eps=options.eps,
+        normalize=options.normalize,
+        attn_mask=_combined(attention_mask, position_bias),
+        dropout_p=dropout if module.training else 0.0,
+        scale=scaling,
+        enable_gqa=query.shape[1] != key.shape[1],
+        need_weights=True,
+        hard=not module.training if options.hard == "eval" else options.hard,
+    )
+    return output.transpose(1, 2).contiguous(), weights
+
+
+def soft_topk_mask(*, config: PreTrainedConfig, **kwargs: Any) -> Tensor | None:
+    """The mask as transformers asks for it: boolean, True takes part, never left out if causal."""
+    # Such a family would go on to add the boolean mask to its scores.
+    modeling = type(config).__module__.replace("configuration_", "modeling_")
+    if _has_own_attention(modeling):
+        raise NotImplementedError(_no_interface(type(config).__name__))
+    return sdpa_mask(config=config, **{**kwargs, "allow_is_causal_skip": False})
+
+
+def _check(options: Mapping[str, Any]) -> None:
+    unknown = sorted(options.keys() - set(_Options._fields))
+    if unknown:
+        raise ValueError(f"no such option of {NAME}: {unknown}; there are {list(_Options._fields)}")
+    if options.get("hard", False) not in (True, False, "eval"):
+        raise ValueError(f"hard must be True, False or 'eval', got {options['hard']!r}")
+
+
+def _options(module: nn.Module) -> _Options:
+    options = {**(getattr(module.config, NAME, None) or {}), **_in_context}
+    _check(options)
+    if "topk" not in options:
+        raise ValueError(
+            f"{type(module).__name__} has attn_implementation={NAME!r}, but no topk: call "
+            "use_soft_topk(model, topk=...), which reaches configs inside the config, or set "
+            f"config.{NAME} = {{'topk': ...}} before the model is made, or run the model in "
+            "`with soft_topk_options(topk=...)`"
+        )
+    return _Options(**options)
+
+
+def _combined(mask: Tensor | None, position_bias: Tensor | None) -> Tensor | None:
+    """One mask out of two. A masked key must be deleted: at a low score it would still count."""
+    if mask is not None and mask.dtype != torch.bool:
+        # Masks that a model or a user makes have the lowest number of their type.
+        mask = mask.masked_fill(mask <= torch.finfo(mask.dtype).min / 2, -torch.inf)
+    if position_bias is None or mask is None:
+        return mask if position_bias is None else position_bias
+    if mask.dtype == torch.bool:
+        return torch.where(mask, position_bias, -torch.inf)
+    return position_bias + mask
+
+
+def _configs(target: PreTrainedModel | PreTrainedConfig) -> Iterator[PreTrainedConfig]:
+    """A config and those inside it, at any depth; or those of every part of a model."""
+    if isinstance(target, PreTrainedConfig):
+        yield target
+        parts = [*vars(target).values()]
+    else:
+        parts = [getattr(module, "config", None) for module in target.modules()]
+    for part in parts:
+        if isinstance(part, PreTrainedConfig):
+            yield from _configs(part)
+
+
+def _has_own_attention(modeling: str) -> bool:
+    """Whether a module of models has attention classes, none of which uses the interface."""
+    names = vars(sys.modules[modeling]) if modeling in sys.modules else {}
+    return "ALL_ATTENTION_FUNCTIONS" not in names and any(
+        isinstance(value, type) and issubclass(value, nn.Module) and "Attention" in name
+        for name, value in names.items()
+    )
+
+
+def _require_interface(model: PreTrainedModel) -> None:
+    """transformers itself takes the name for any model, and some go on with their own attention."""
+    parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
+    if all(_has_own_attention(type(part).__module__) for part in parts):
+        raise NotImplementedError(_no_interface(type(model).__name__))
+
+
+def _no_interface(name: str) -> str:
+    return (
+        f"the attention of {name} does not go through the attention interface of transformers, "
+        f"so attn_implementation={NAME!r} cannot reach it: use another model, or 'eager'"
+    )
+
+
+AttentionInterface.register(NAME, soft_topk_attention_forward)
+AttentionMaskInterface.register(NAME, soft_topk_mask)
