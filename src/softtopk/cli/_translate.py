@@ -41,6 +41,13 @@ LengthPenalty = Annotated[
     float | None,
     typer.Option(help="Power of the length that log-likelihoods are divided by; the run's."),
 ]
+HardAttention = Annotated[
+    bool,
+    typer.Option(
+        "--hard-attention",
+        help="Attend to exactly k source tokens, with a model trained by --attention soft-topk.",
+    ),
+]
 Device = Annotated[str, typer.Option(help="cpu, cuda, mps, ...")]
 Threads = Annotated[int | None, typer.Option(help="CPU threads; default: torch's.")]
 
@@ -51,7 +58,7 @@ def app() -> typer.Typer:
         no_args_is_help=True,
         help="Train and compare translation models, as in the paper's Table 2.",
     )
-    for command in (prepare, train, evaluate, translate, compare):
+    for command in (prepare, train, evaluate, translate, attention, compare):
         commands.command()(command)
     return commands
 
@@ -309,16 +316,17 @@ def evaluate(
     out: Annotated[
         Path | None, typer.Option(help="Write the table here, as Markdown and as JSON.")
     ] = None,
+    hard_attention: HardAttention = False,
     device: Device = "cpu",
     threads: Threads = None,
 ) -> None:
-    """Print BLEU and chrF of all finished models of a run."""
+    """Print BLEU and chrF of all finished models of a run, and to how many tokens they attend."""
     from softtopk.experiments import translation
 
     with usage_errors():
         translation.evaluate(
-            run, beams=beam, split=split, length_penalty=length_penalty, out=out, device=device,
-            threads=threads,
+            run, beams=beam, split=split, length_penalty=length_penalty, out=out,
+            hard_attention=hard_attention, device=device, threads=threads,
         )  # fmt: skip
 
 
@@ -339,6 +347,7 @@ def translate(
     batch_size: Annotated[
         int, typer.Option(help="Lines to read before their translations are printed.")
     ] = 64,
+    hard_attention: HardAttention = False,
     device: Device = "cpu",
     threads: Threads = None,
 ) -> None:
@@ -349,9 +358,31 @@ def translate(
         lines = translation.read_lines(file) if file else iter(sys.stdin.buffer)
         for line in translation.translate(
             run, lines, name=str(file or "standard input"), beam=beam, n_best=n_best,
-            length_penalty=length_penalty, batch_size=batch_size, device=device, threads=threads,
+            length_penalty=length_penalty, batch_size=batch_size, hard_attention=hard_attention,
+            device=device, threads=threads,
         ):  # fmt: skip
             typer.echo(line)
+
+
+def attention(
+    run: Annotated[Path, typer.Argument(help="Folder with a run, or with a part of one.")],
+    text: Annotated[str, typer.Option(help="The sentence to translate.")],
+    translation: Annotated[
+        str | None, typer.Option(help="Its translation; default: the model's own.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Picture to write, PNG.")] = Path("attention.png"),
+    hard_attention: HardAttention = False,
+    device: Device = "cpu",
+    threads: Threads = None,
+) -> None:
+    """Draw where in a sentence a model looks, and print what it looks at most for each token."""
+    from softtopk.experiments.translation import show_attention
+
+    with usage_errors():
+        show_attention(
+            run, text, translation=translation, out=out, hard_attention=hard_attention,
+            device=device, threads=threads,
+        )  # fmt: skip
 
 
 def compare(

@@ -14,6 +14,7 @@ from ..runs import Interrupt, Report, Run, train
 from ._batches import Pair, batches_per_epoch
 from ._corpus import Split
 from ._decoding import Translator, evaluate, signatures, spaced
+from ._maps import mean_tokens_holding
 from ._model import make_model
 from ._pieces import Pieces, Prepared
 from ._settings import PRETRAIN, Settings, make_recipe
@@ -100,7 +101,13 @@ def _with_scores(
         settings.eval_beams,
         settings.length_penalty,
     )
-    return {**result, "sentences": {**result["sentences"], part: len(split)}, part: scores}
+    tokens = mean_tokens_holding(model, prepared.source, prepared.target, split)
+    return {
+        **result,
+        "sentences": {**result["sentences"], part: len(split)},
+        "attention_tokens": {**result.get("attention_tokens", {}), part: tokens},
+        part: scores,
+    }
 
 
 def make_training(

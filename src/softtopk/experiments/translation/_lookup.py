@@ -19,9 +19,12 @@ COMMAND = "translate train"
 DATA, INIT = "data", "init.safetensors"  # of a run, which needs no other files
 
 
+_EXTRAS = {"rich": "cli", "matplotlib": "plot"}  # all others: translate
+
+
 def require_modules(*modules: str) -> None:
     for module in modules:
-        require(module, "this command", "cli" if module == "rich" else "translate")
+        require(module, "this command", _EXTRAS.get(module, "translate"))
 
 
 def folder_of(out: Path, stage: str, seed: int) -> Path:
