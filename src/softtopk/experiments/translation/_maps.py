@@ -102,7 +102,9 @@ def mean_tokens_holding(
 def draw_attention(axes: Axes, shown: AttentionMap) -> None:
     """Source tokens to the right, target tokens downwards, the darker the larger the weight."""
     image = axes.imshow(shown.weights.numpy(), cmap="Blues", vmin=0.0, vmax=1.0, aspect="equal")
-    axes.set_xticks(range(len(shown.source)), shown.source, rotation=60, ha="left")
+    axes.set_xticks(
+        range(len(shown.source)), shown.source, rotation=60, rotation_mode="anchor", ha="left"
+    )
     axes.set_yticks(range(len(shown.target)), shown.target)
     axes.xaxis.tick_top()
     axes.tick_params(length=0)
