@@ -19,6 +19,7 @@ import sacrebleu
 import torch
 
 from softtopk import cli
+from softtopk.experiments.translation._training import Training
 from softtopk.seq2seq import Seq2Seq, Seq2SeqConfig
 
 ENGLISH = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
@@ -370,6 +371,15 @@ def test_the_builtin_corpus_needs_no_files(tmp_path: Path) -> None:
         (["--schedule", "constant", "--pretrain-final-lr", "1e-3"], "--pretrain-final-lr 0.001"),
         (["--optimizer", "magic"], "--optimizer 'magic'"),
         (["--cell", "rnn"], "--cell 'rnn'"),
+        (["--model", "rnn"], "--model 'rnn'"),
+        (["--heads", "2"], "--heads 2: a recurrent model has none"),
+        (["--model", "transformer", "--cell", "gru"], "--cell gru: a transformer model has none"),
+        (["--model", "transformer", "--embedding", "8"], "of the size --hidden; leave it out"),
+        (["--model", "transformer", "--hidden", "30"], "--hidden 30: give a multiple of --heads"),
+        (["--attention-k", "3"], "--attention-k 3: it is for --attention soft-topk"),
+        (["--attention-in", "all", "--attention", "soft-topk"], "--attention-in all"),
+        (["--model", "transformer", "--layers", "0"], "--layers 0"),
+        (["--pretrain-warmup", "-1"], "--pretrain-warmup -1"),
         (["--dropout", "1"], "--dropout 1"),
         (["--scheduled-sampling", "2"], "--scheduled-sampling 2"),
         (["--eval-beams", "0"], "--eval-beams '0'"),
@@ -427,6 +437,71 @@ def test_weights_of_another_vocabulary_are_refused(
     args += ["--pieces", str(everything / "data")]
     said = complaint(capsys, "train", *args, "--out", str(tmp_path / "run"))
     assert "source_vocab 9, not 60" in said
+
+
+TRANSFORMER = (
+    "--subset", "60", "--vocab", "60", "--model", "transformer", "--hidden", "16", "--heads", "2",
+    "--layers", "1", "--feedforward", "16", "--attention", "soft-topk", "--attention-k", "3",
+    "--attention-in", "all", "--pretrain-warmup", "3", "--pretrain-epochs", "2", "--updates", "3",
+    "--eval-every", "2", "--batch-size", "16", "--beam", "2", "--eval-beams", "2", "--threads", "1",
+    "--eval-sentences", "5", "--objective", "membership", "--no-test",
+)  # fmt: skip
+
+
+def test_a_transformer_is_trained_and_resumed(
+    corpus: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Stopped in both stages, it comes to the weights of a run that was not; then --init."""
+    whole, out, new = tmp_path / "whole", tmp_path / "run", tmp_path / "new"
+    args = ["train", "--data", str(corpus), *TRANSFORMER]
+    assert exit_code(*args, "--out", str(whole)) == 0
+    steps = []
+
+    def advance(training: Training) -> dict[str, float]:
+        steps.append(training.step)
+        if len(steps) in (2, 8):  # of 7 in the first stage and 3 in the second
+            signal.raise_signal(signal.SIGINT)
+        return original(training)
+
+    original = Training.advance
+    with monkeypatch.context() as patch:
+        patch.setattr(Training, "advance", advance)
+        assert exit_code(*args, "--out", str(out)) == 130
+        assert exit_code("train", "--resume", "--out", str(out)) == 130
+    assert exit_code("train", "--resume", "--out", str(out)) == 0
+    for stage in ("pretrain", "membership"):
+        assert curve(out, stage) == curve(whole, stage)
+        weights = [o / stage / "seed-0" / "model.safetensors" for o in (out, whole)]
+        assert weights[0].read_bytes() == weights[1].read_bytes()
+    (text,) = re.findall(r"softtopk (translate train .*)", (out / "table.md").read_text())
+    assert "--model transformer --hidden 16 --layers 1 --heads 2 --feedforward 16" in text
+    assert "--attention soft-topk --attention-k 3 --attention-in all" in text
+    init = ["train", "--init", str(out / "pretrain" / "seed-0"), *FEW, "--out", str(new)]
+    for option, value in (("--heads", "4"), ("--model", "recurrent")):
+        assert f"{option} {value}: the weights" in complaint(capsys, *init, option, value)
+    assert exit_code(*init, "--objective", "teacher-forcing") == 0
+    config = json.loads((new / "config.json").read_text())
+    assert (config["model"], config["attention"], config["attention_k"]) == (
+        "transformer", "soft-topk", 3,
+    )  # fmt: skip
+
+
+def test_runs_from_before_there_was_another_model(everything: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(everything, run)
+    later = ("model", "layers", "heads", "feedforward", "attention_in", "pretrain_warmup")
+    for file in [run / "config.json", *run.glob("*/seed-0/config.json")]:
+        config = json.loads(file.read_text())
+        assert config.keys() >= set(later)
+        older = {name: value for name, value in config.items() if name not in later}
+        file.write_text(json.dumps(older))
+    before = (run / "table.json").read_text()
+    assert exit_code("train", "--resume", "--out", str(run)) == 0
+    assert (run / "table.json").read_text() == before
+    assert exit_code("evaluate", str(run / "pretrain" / "seed-0"), "--beam", "1") == 0
 
 
 FEW = ("--threads", "1", "--updates", "2", "--no-test", "--eval-sentences", "5")

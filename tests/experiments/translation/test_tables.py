@@ -201,3 +201,34 @@ def test_two_results_of_one_run_are_refused(records: Records) -> None:
     records.add("soft-beam", 0, 30.0, valid=31.0)
     with pytest.raises(UsageError, match="differ in their result"):
         collect(records.runs)
+
+
+def test_settings_that_a_model_does_not_have_tell_no_rows_apart(records: Records) -> None:
+    records.add("soft-beam", 0, 30.0, model="transformer", cell="gru", attention_k=3)
+    records.add("soft-beam", 1, 31.0, model="transformer", cell="lstm", embedding=8)
+    records.add("soft-beam", 0, 32.0, heads=8, layers=1, attention_in="all")
+    records.add("soft-beam", 1, 33.0)
+    rows = cells(records)
+    assert [row["Settings"] for row in rows] == ["model transformer", "model recurrent"]
+    assert [row["test, beam 5"].split()[0] for row in rows] == ["30.50", "32.50"]
+    text = to_markdown(collect(records.runs)).split("```")[1]
+    assert re.findall("--(?:model|cell|heads|layers|embedding|attention).*? .*? ", text) == [
+        "--model transformer "
+    ]
+
+
+def test_the_baseline_is_of_the_same_model(records: Records) -> None:
+    records.add("membership", 0, 37.0, model="transformer", attention="soft-topk")
+    records.add("teacher-forcing", 0, 30.0, attention="soft-topk")
+    records.add("teacher-forcing", 0, 31.0, model="transformer")
+    records.add("teacher-forcing", 0, 32.0, model="transformer", attention="soft-topk", heads=8)
+    records.add(
+        "teacher-forcing", 0, 33.0, model="transformer", attention="soft-topk", attention_k=4
+    )
+    rows = collect(records.runs)
+    assert baseline_of(rows[-1], rows) is None
+    records.add("teacher-forcing", 0, 36.0, model="transformer", attention="soft-topk", cell="lstm")
+    rows = collect(records.runs)
+    best = baseline_of(rows[-1], rows)
+    assert best is not None
+    assert best.bleu("test", "5") == {0: 36.0}

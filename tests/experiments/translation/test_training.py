@@ -8,6 +8,7 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,9 +18,17 @@ import torch.nn.functional as F
 from softtopk._training import DivergedError, mix, seeded
 from softtopk.experiments.translation._batches import Pair, epoch_order, make_batch
 from softtopk.experiments.translation._training import MOST_SKIPPED, OBJECTIVES, Recipe, Training
-from softtopk.seq2seq import Seq2Seq, Seq2SeqConfig, hybrid_loss
+from softtopk.seq2seq import (
+    EncoderDecoder,
+    Seq2Seq,
+    Seq2SeqConfig,
+    Transformer,
+    TransformerConfig,
+    hybrid_loss,
+)
 
 SIZES = {"source_vocab": 12, "target_vocab": 12, "embedding": 8, "hidden": 8}
+TRANSFORMER = {"source_vocab": 12, "target_vocab": 12, "width": 8, "heads": 2, "feedforward": 8}
 RECIPE = Recipe(updates=12, period=4, batch_size=4, lr=0.01, final_lr=0.001)
 SEARCH = {
     "teacher-forcing": {},
@@ -47,11 +56,16 @@ def recipe_of(objective: str) -> Recipe:
 def make(
     recipe: Recipe = RECIPE,
     seed: int = 0,
-    validate: Callable[[Seq2Seq], float] = lambda model: 0.0,
+    validate: Callable[[EncoderDecoder], float] = lambda model: 0.0,
+    transformer: bool = False,
     **sizes: Any,
 ) -> Training:
     with seeded(mix(seed, "weights", 0), torch.device("cpu")):
-        model = Seq2Seq(Seq2SeqConfig(**{**SIZES, **sizes}))
+        model: EncoderDecoder = (
+            Transformer(TransformerConfig(**{**TRANSFORMER, **sizes}))
+            if transformer
+            else Seq2Seq(Seq2SeqConfig(**{**SIZES, **sizes}))
+        )
     return Training(model, some_pairs(), recipe, seed=seed, validate=validate)
 
 
@@ -126,16 +140,19 @@ def test_a_hybrid_is_the_weighted_sum_of_its_parts(objective: str) -> None:
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.parametrize(
+    ("optimizer", "transformer"), [("adam", False), ("sgd", False), ("adam", True)]
+)
 def test_a_training_that_is_loaded_goes_on_as_if_it_had_not_stopped(
-    objective: str, optimizer: str
+    objective: str, optimizer: str, transformer: bool
 ) -> None:
-    recipe = replace(recipe_of(objective), optimizer=optimizer, scheduled_sampling=0.5)
-    whole = make(recipe)
+    recipe = replace(recipe_of(objective), optimizer=optimizer, scheduled_sampling=0.5, warmup=8)
+    made = partial(make, transformer=transformer)
+    whole = made(recipe)
     expected = [whole.advance()["loss"] for _ in range(12)]
-    first = make(recipe)
+    first = made(recipe)
     found = [first.advance()["loss"] for _ in range(5)]
-    second = make(recipe, seed=0)
+    second = made(recipe, seed=0)
     torch.manual_seed(99)  # has no say
     second.load_state_dict(through_a_file(first.state_dict()))
     assert second.step == 5
@@ -145,10 +162,12 @@ def test_a_training_that_is_loaded_goes_on_as_if_it_had_not_stopped(
         assert torch.equal(ours, theirs)
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
-def test_the_loss_decreases(objective: str) -> None:
+@pytest.mark.parametrize(
+    ("objective", "transformer"), [*((name, False) for name in OBJECTIVES), ("membership", True)]
+)
+def test_the_loss_decreases(objective: str, transformer: bool) -> None:
     recipe = replace(recipe_of(objective), updates=60, lr=0.03, final_lr=0.01)
-    training = make(recipe, dropout=0.0)
+    training = make(recipe, dropout=0.0, transformer=transformer)
     losses = [training.advance()["loss"] for _ in range(60)]
     assert sum(losses[-10:]) < 0.8 * sum(losses[:10])
 
@@ -161,7 +180,7 @@ def test_the_global_generator_is_left_alone() -> None:
     assert torch.equal(torch.rand(3), expected)
 
 
-def scored(scores: list[float]) -> Callable[[Seq2Seq], float]:
+def scored(scores: list[float]) -> Callable[[EncoderDecoder], float]:
     given = iter(scores)
     return lambda model: next(given)
 
@@ -228,6 +247,19 @@ def test_the_learning_rate_ends_at_the_final_one(schedule: str, expected: list[f
     assert [recipe.lr_at(step) for step in (0, 5, 10)] == pytest.approx(expected)
     quarter = {"constant": 1.0, "linear": 0.76, "cosine": 0.6 + 0.4 * math.cos(0.3 * math.pi)}
     assert recipe.lr_at(3) == pytest.approx(quarter[schedule])
+
+
+def test_the_learning_rate_rises_at_first() -> None:
+    recipe = Recipe(updates=10, period=1, lr=1.0, final_lr=0.0, warmup=4)
+    # A fraction of what the schedule has without it, and from the fourth update on all of it.
+    expected = [0.25 * 1.0, 0.5 * 0.9, 0.75 * 0.8, 0.7, 0.6]
+    assert [recipe.lr_at(step) for step in range(5)] == pytest.approx(expected)
+    training = make(replace(RECIPE, optimizer="sgd", warmup=10, schedule="constant"))
+    rates = []
+    for _ in range(2):
+        training.advance()
+        rates.append(training.optimizer.param_groups[0]["lr"])
+    assert rates == pytest.approx([0.001, 0.002])
 
 
 def test_gradients_are_clipped() -> None:
