@@ -27,6 +27,7 @@ from softtopk import (
     entropic_plan,
     log_soft_topk,
     soft_topk,
+    soft_topk_softmax,
     sorted_soft_topk,
 )
 
@@ -78,6 +79,7 @@ def operators(scores: Tensor, k: int) -> dict[str, Call]:
     return {
         "`soft_topk`": call(soft_topk),
         "`log_soft_topk`": call(log_soft_topk),
+        "`soft_topk_softmax`": call(soft_topk_softmax),
         "`sorted_soft_topk`": call(sorted_soft_topk),
         "`soft_topk`, 200 Sinkhorn iterations": call(soft_topk, solver=sinkhorn),
         "`sorted_soft_topk`, 200 Sinkhorn iterations": call(sorted_soft_topk, solver=sinkhorn),

@@ -16,13 +16,20 @@ from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.data import DataLoader, Dataset
 
-from softtopk import kernels, log_soft_topk, soft_topk, sorted_soft_topk, topk_threshold
+from softtopk import (
+    kernels,
+    log_soft_topk,
+    soft_topk,
+    soft_topk_softmax,
+    sorted_soft_topk,
+    topk_threshold,
+)
 
 pytestmark = pytest.mark.skipif(
     not kernels.status().active, reason=f"no native library: {kernels.status().reason}"
 )
 TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-12}
-OPERATORS = [soft_topk, sorted_soft_topk]
+OPERATORS = [soft_topk, sorted_soft_topk, soft_topk_softmax]
 
 
 def outcome(operator, scores, k, eps, **options):
@@ -69,6 +76,17 @@ def test_unsorted(shape, k, temperature, dtype):
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("temperature", [1e-6, 1e-3, 0.1, 1.0, 1e3])
+@pytest.mark.parametrize(
+    ("shape", "k"), [((3, 1), 1), ((4, 100), 9), ((2, 30), 30), ((1, 999), 5), ((2, 20_001), 300)]
+)
+def test_softmax(shape, k, temperature, dtype):
+    scores = torch.randn(shape, dtype=dtype)
+    assert_agreement(soft_topk_softmax, scores, k, temperature)
+    assert_agreement(soft_topk_softmax, scores.round(), k, temperature, mask=scores > 0)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("temperature", [1e-6, 1e-3, 0.1, 1.0, 1e3])
 @pytest.mark.parametrize(("shape", "k"), [((3, 1), 1), ((4, 100), 9), ((2, 30), 30), ((1, 999), 5)])
 def test_sorted(shape, k, temperature, dtype):
     scores = torch.randn(shape, dtype=dtype)
@@ -94,11 +112,14 @@ def test_special_values(operator, data):
     k = data.draw(st.integers(1, n), "k")
     eps = data.draw(st.sampled_from([1e-30, 1e-4, 0.1, 1.0, 1e6, 1e30]), "eps")
     options = {"mask": mask} if data.draw(st.booleans(), "masked") else {}
-    options["largest"] = data.draw(st.booleans(), "largest")
+    if operator is soft_topk_softmax:  # an infinite weight is NaN in both, its gradient is not
+        scores = scores.clamp(max=torch.finfo(torch.float32).max)
+    else:
+        options["largest"] = data.draw(st.booleans(), "largest")
     assert_agreement(operator, scores, k, eps, **options)
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("operator", [soft_topk, sorted_soft_topk])
 def test_nan_stays_in_its_row(operator):
     scores = torch.randn(3, 50)
     scores[1, 7] = math.nan
@@ -177,7 +198,7 @@ def test_a_change_in_place_is_noticed(operator):
     scores = torch.randn(2, 10, requires_grad=True)
     other = scores * 1.0
     result = operator(other, 3)
-    (result if operator is soft_topk else other).mul_(2.0)
+    (other if operator is sorted_soft_topk else result).mul_(2.0)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         result.sum().backward()
 
@@ -339,13 +360,13 @@ def test_the_first_call_after_a_fork():
 
 CHECK = """
 import sys, torch
-from softtopk import kernels, soft_topk, sorted_soft_topk
+from softtopk import kernels, soft_topk, soft_topk_softmax, sorted_soft_topk
 if sys.argv[1].lower() not in str(kernels.status()).lower().replace("-", ""):
     sys.exit(str(kernels.status()))
 torch.manual_seed(0)
 for dtype, tolerance in ((torch.float32, 1e-6), (torch.float64, 1e-12)):
     cases = (soft_topk, 300, 7), (soft_topk, 20_001, 3000), (sorted_soft_topk, 130, 9)
-    for operator, n, k in cases:
+    for operator, n, k in (*cases, (soft_topk_softmax, 301, 7)):
         for eps in (1e-4, 0.1, 10.0):
             scores = torch.randn(3, n, dtype=dtype, requires_grad=True)
             def both():

@@ -242,7 +242,7 @@ def problems(draw):
     return (query, key, value), options, keys + draw(st.integers(0, 2))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(problems())
 def test_with_every_key_it_is_torchs_attention(problem):
     tensors, options, topk = problem
@@ -310,15 +310,15 @@ def test_dropout_of_few_keys():
 @pytest.mark.parametrize("bias", MASKS)
 @pytest.mark.parametrize("topk", [2, 7])
 def test_gradients(bias, topk):
+    mask = (bias if bias.ndim == 2 else bias[:, -1])[..., :3, :4]
+
     def attention(query, key, value, eps):
-        mask = bias[..., :3, :4]
         return soft_topk_attention(query, key, value, topk, eps=eps, attn_mask=mask)
 
-    eps = torch.tensor([[0.5], [1.0], [3.0]]).double()
-    tensors = [x.requires_grad_() for x in inputs(2, 3, length=3, keys=4, size=2, value_size=2)]
-    torch.autograd.gradcheck(attention, (*tensors, eps.requires_grad_(topk == 2)))
-    if bias is CAUSAL or bias is SOME:
-        torch.autograd.gradgradcheck(attention, (*tensors, eps))
+    tensors = [x.requires_grad_() for x in inputs(2, length=3, keys=4, size=2, value_size=2)]
+    eps = torch.tensor([[0.5], [3.0]]).double().requires_grad_(topk == 2)
+    torch.autograd.gradcheck(attention, (*tensors, eps))
+    torch.autograd.gradgradcheck(attention, (*tensors, eps), fast_mode=True)
 
 
 def test_gradient_in_a_floating_mask():
@@ -339,12 +339,15 @@ def test_gradient_in_a_floating_mask():
 @pytest.mark.parametrize("size", [1.0, 100.0])
 @pytest.mark.parametrize("form", ["boolean", "floating"])
 def test_no_gradient_is_nan(topk, hard, dtype, size, form):
-    query, key, value = (x.mul_(size).requires_grad_() for x in inputs(2, 3, dtype=dtype))
+    query, key, value = inputs(2, 3, dtype=dtype)
+    query, key = query * size, key * size
+    for tensor in (query, key, value):
+        tensor.requires_grad_()
     eps = torch.tensor(1.0, requires_grad=True)
     bias = (SOME + CAUSAL).to(dtype)
     mask = bias.isfinite() if form == "boolean" else bias.requires_grad_()
     output = soft_topk_attention(query, key, value, topk, eps=eps, attn_mask=mask, hard=hard)
-    output.square().sum().backward()
+    output.sum().backward()
     empty = ~bias.isfinite().any(-1)
     assert output.dtype == dtype
     assert output.isfinite().all()
@@ -367,7 +370,7 @@ def test_huge_scores(dtype, topk):
     assert query.grad.isfinite().all()
 
 
-# -------------------------------------------------------------------------------- dtypes, transforms
+# ------------------------------------------------------------------------------ dtypes, transforms
 
 
 @pytest.mark.parametrize("hard", [False, True])
@@ -385,40 +388,33 @@ def test_autocast(hard, topk):
         assert_close(output.float(), expected, rtol=0.05, atol=0.05)
 
 
-@pytest.mark.parametrize("hard", [False, True])
-@pytest.mark.parametrize("gradients", [False, True])
-def test_compiled(hard, gradients):
+def test_compiled():
     torch._dynamo.reset()
-    query, key, value = (x.requires_grad_(gradients) for x in inputs(2, 4))
-    mask = SOME[:, :1].isfinite()
+    query, key, value = (x.requires_grad_() for x in inputs(2, 4))
 
     def attention(query, key, value):
-        own = soft_topk_attention(query, key, value, 2, attn_mask=mask, hard=hard)
-        shared = soft_topk_attention(
-            query, key[:, :2], value[:, :2], 2, is_causal=True, enable_gqa=True, hard=hard
-        )
-        return own + shared + soft_topk_attention(query, key, value, 7, attn_mask=mask)
+        shared = key[:, :2], value[:, :2]
+        return soft_topk_attention(query, *shared, 2, is_causal=True, enable_gqa=True)
 
     compiled = torch.compile(attention, fullgraph=True, backend="aot_eager")
     results = [function(query, key, value) for function in (attention, compiled)]
     assert_close(*results)
-    if gradients:
-        grads = [torch.autograd.grad(r.square().sum(), (query, key, value)) for r in results]
-        assert_close(*grads)
-
-
-def test_compiled_by_the_default_backend():
-    torch._dynamo.reset()
-    query, key, value = (x.requires_grad_() for x in inputs(2))
-
-    def attention(query, key, value):
-        return soft_topk_attention(query, key, value, 2, is_causal=True)
-
-    compiled = torch.compile(attention, fullgraph=True)
-    results = [function(query, key, value) for function in (attention, compiled)]
-    assert_close(*results)
     grads = [torch.autograd.grad(r.square().sum(), (query, key, value)) for r in results]
     assert_close(*grads)
+
+
+def test_compiled_without_gradient():
+    """The compiler takes the sparse path of hard=True too, and that of ordinary attention."""
+    torch._dynamo.reset()
+    query, key, value = inputs(2, 3)
+    mask = SOME.isfinite()
+
+    def attention(query, key, value):
+        few = soft_topk_attention(query, key, value, 2, attn_mask=mask, hard=True)
+        return few, soft_topk_attention(query, key, value, 7, attn_mask=mask)
+
+    compiled = torch.compile(attention, fullgraph=True, backend="aot_eager")
+    assert_close(compiled(query, key, value), attention(query, key, value))
 
 
 @pytest.mark.parametrize("hard", [False, True])
@@ -498,5 +494,5 @@ def test_nested_tensors_are_refused():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch calls them a prototype
         nested = torch.nested.nested_tensor([randn(3, 4), randn(5, 4)])
-    with pytest.raises(TypeError, match="query must not be nested; use query.to_padded_tensor"):
+    with pytest.raises(TypeError, match="query must not be nested; use query"):
         soft_topk_attention(nested, nested, nested, 2)

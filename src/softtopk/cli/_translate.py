@@ -41,6 +41,13 @@ LengthPenalty = Annotated[
     float | None,
     typer.Option(help="Power of the length that log-likelihoods are divided by; the run's."),
 ]
+HardAttention = Annotated[
+    bool,
+    typer.Option(
+        "--hard-attention",
+        help="Attend to exactly k source tokens, with a model trained by --attention soft-topk.",
+    ),
+]
 Device = Annotated[str, typer.Option(help="cpu, cuda, mps, ...")]
 Threads = Annotated[int | None, typer.Option(help="CPU threads; default: torch's.")]
 
@@ -51,7 +58,7 @@ def app() -> typer.Typer:
         no_args_is_help=True,
         help="Train and compare translation models, as in the paper's Table 2.",
     )
-    for command in (prepare, train, evaluate, translate, compare):
+    for command in (prepare, train, evaluate, translate, attention, compare):
         commands.command()(command)
     return commands
 
@@ -102,7 +109,7 @@ def train(
         Path | None,
         typer.Option(
             help="Begin with these weights in place of the pre-training: a finished run, whose "
-            "pieces are then used, or a file of Seq2Seq.save, with --pieces."
+            "pieces are then used, or the file of a model, with --pieces."
         ),
     ] = None,
     seed: Annotated[
@@ -124,6 +131,10 @@ def train(
     ] = None,
     pretrain_final_lr: Annotated[
         float | None, typer.Option(help="That at its end; 0.0001.")
+    ] = None,
+    pretrain_warmup: Annotated[
+        int | None,
+        typer.Option(help="Updates over which it rises at the beginning; 0."),
     ] = None,
     updates: Annotated[
         int | None,
@@ -175,9 +186,28 @@ def train(
     candidates: Annotated[
         int | None, typer.Option(help="Of membership, for each sentence and step; 32.")
     ] = None,
-    cell: Annotated[str | None, typer.Option(help="gru or lstm.")] = None,
-    hidden: Annotated[int | None, typer.Option(help="Size of the states; 256.")] = None,
-    embedding: Annotated[int | None, typer.Option(help="Size of the embeddings; 256.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="recurrent (the default, the paper's) or transformer.")
+    ] = None,
+    cell: Annotated[
+        str | None, typer.Option(help="Of the recurrent model: gru (the default) or lstm.")
+    ] = None,
+    hidden: Annotated[
+        int | None, typer.Option(help="Size of the states, or width of a transformer; 256.")
+    ] = None,
+    embedding: Annotated[
+        int | None, typer.Option(help="Size of the recurrent model's embeddings; 256.")
+    ] = None,
+    layers: Annotated[
+        int | None,
+        typer.Option(help="Of a transformer, of its encoder and of its decoder; 2."),
+    ] = None,
+    heads: Annotated[
+        int | None, typer.Option(help="Of each of a transformer's attentions; 4.")
+    ] = None,
+    feedforward: Annotated[
+        int | None, typer.Option(help="Size of a transformer's hidden layers; 512.")
+    ] = None,
     dropout: Annotated[float | None, typer.Option(help="0.2.")] = None,
     tied: Annotated[
         bool | None,
@@ -193,6 +223,13 @@ def train(
     attention_eps: Annotated[
         float | None,
         typer.Option(help="Temperature of soft-topk, in units of the scores; 1."),
+    ] = None,
+    attention_in: Annotated[
+        str | None,
+        typer.Option(
+            help="Where a transformer has soft-topk: cross (the default), to the source alone, or "
+            "all, in its self-attentions too."
+        ),
     ] = None,
     max_words: MaxWords = None,
     max_length: Annotated[
@@ -245,11 +282,13 @@ def train(
     # By name, as the settings have them; an option that is not given has their default.
     given = _given(
         data=data, source=source, target=target, max_words=max_words, max_length=max_length,
-        subset=subset, vocab=vocab, normalization=normalization, cell=cell, hidden=hidden,
-        embedding=embedding, dropout=dropout, tied=tied, attention=attention,
-        attention_k=attention_k, attention_eps=attention_eps, pretrain_epochs=pretrain_epochs,
-        pretrain_lr=pretrain_lr, pretrain_final_lr=pretrain_final_lr, updates=updates, lr=lr,
-        final_lr=final_lr, schedule=schedule, optimizer=optimizer, batch_size=batch_size, clip=clip,
+        subset=subset, vocab=vocab, normalization=normalization, model=model, cell=cell,
+        hidden=hidden, embedding=embedding, layers=layers, heads=heads, feedforward=feedforward,
+        dropout=dropout, tied=tied, attention=attention, attention_k=attention_k,
+        attention_eps=attention_eps, attention_in=attention_in, pretrain_epochs=pretrain_epochs,
+        pretrain_lr=pretrain_lr, pretrain_final_lr=pretrain_final_lr,
+        pretrain_warmup=pretrain_warmup, updates=updates, lr=lr, final_lr=final_lr,
+        schedule=schedule, optimizer=optimizer, batch_size=batch_size, clip=clip,
         label_smoothing=label_smoothing, scheduled_sampling=scheduled_sampling, rho=rho,
         beam=beam, eps=eps, follow=follow, solver=solver,
         selection_clip=selection_clip, candidates=candidates,
@@ -277,16 +316,17 @@ def evaluate(
     out: Annotated[
         Path | None, typer.Option(help="Write the table here, as Markdown and as JSON.")
     ] = None,
+    hard_attention: HardAttention = False,
     device: Device = "cpu",
     threads: Threads = None,
 ) -> None:
-    """Print BLEU and chrF of all finished models of a run."""
+    """Print BLEU and chrF of all finished models of a run, and to how many tokens they attend."""
     from softtopk.experiments import translation
 
     with usage_errors():
         translation.evaluate(
-            run, beams=beam, split=split, length_penalty=length_penalty, out=out, device=device,
-            threads=threads,
+            run, beams=beam, split=split, length_penalty=length_penalty, out=out,
+            hard_attention=hard_attention, device=device, threads=threads,
         )  # fmt: skip
 
 
@@ -307,6 +347,7 @@ def translate(
     batch_size: Annotated[
         int, typer.Option(help="Lines to read before their translations are printed.")
     ] = 64,
+    hard_attention: HardAttention = False,
     device: Device = "cpu",
     threads: Threads = None,
 ) -> None:
@@ -317,9 +358,31 @@ def translate(
         lines = translation.read_lines(file) if file else iter(sys.stdin.buffer)
         for line in translation.translate(
             run, lines, name=str(file or "standard input"), beam=beam, n_best=n_best,
-            length_penalty=length_penalty, batch_size=batch_size, device=device, threads=threads,
+            length_penalty=length_penalty, batch_size=batch_size, hard_attention=hard_attention,
+            device=device, threads=threads,
         ):  # fmt: skip
             typer.echo(line)
+
+
+def attention(
+    run: Annotated[Path, typer.Argument(help="Folder with a run, or with a part of one.")],
+    text: Annotated[str, typer.Option(help="The sentence to translate.")],
+    translation: Annotated[
+        str | None, typer.Option(help="Its translation; default: the model's own.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Picture to write, PNG.")] = Path("attention.png"),
+    hard_attention: HardAttention = False,
+    device: Device = "cpu",
+    threads: Threads = None,
+) -> None:
+    """Draw where in a sentence a model looks, and print what it looks at most for each token."""
+    from softtopk.experiments.translation import show_attention
+
+    with usage_errors():
+        show_attention(
+            run, text, translation=translation, out=out, hard_attention=hard_attention,
+            device=device, threads=threads,
+        )  # fmt: skip
 
 
 def compare(

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 # Of torch.func, and of the older vmap that gradcheck uses.
@@ -145,6 +146,18 @@ def is_recorded() -> bool:
     """Whether operations are observed one by one, so that none may happen out of sight: by
     ``torch.jit.trace``, ``make_fx`` or another dispatch mode."""
     return torch._C._get_tracing_state() is not None or torch._C._len_torch_dispatch_stack() > 0
+
+
+def may_differentiate(*values: Tensor | float) -> bool:
+    """Whether a derivative in one of the values may be asked for, in any mode.
+
+    Inside of a ``torch.func`` transform, which a tensor need not show: always.
+    """
+    if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
+        return True
+    return torch.is_grad_enabled() and any(
+        isinstance(value, Tensor) and value.requires_grad for value in values
+    )
 
 
 def is_readable(*tensors: Tensor) -> bool:

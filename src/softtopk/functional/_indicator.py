@@ -82,7 +82,7 @@ def _solve(
     return a, shared
 
 
-def _gradient(a: Tensor, grad: Tensor, tau: Strength, largest: bool) -> Tensor:
+def indicator_gradient(a: Tensor, grad: Tensor, tau: Strength, largest: bool = True) -> Tensor:
     """The derivative of A in the scores, which is symmetric, times ``grad`` (..., n)."""
     tau = tau if largest else -tau
     library = None if torch.is_grad_enabled() else native_for(a, grad)
@@ -118,7 +118,7 @@ class _Indicator(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         a, infinite = ctx.saved_tensors
-        grad_x = _gradient(a, grad, ctx.tau, ctx.largest)
+        grad_x = indicator_gradient(a, grad, ctx.tau, ctx.largest)
         if infinite is not None:
             grad_x = grad_x.masked_fill(infinite, 0.0)
         return grad_x, None, None, None, None
@@ -144,7 +144,7 @@ class _TracedIndicator(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, a, tau = ctx.saved_tensors
-        grad_x = _gradient(a, grad, tau, ctx.largest)
+        grad_x = indicator_gradient(a, grad, tau, ctx.largest)
         return grad_x.masked_fill(x.isinf(), 0.0), None, None, None, None
 
     @staticmethod

@@ -1,13 +1,23 @@
-"""Softmax among the soft top k, for attention."""
+"""Softmax among the soft top k, for attention.
+
+Where only the scores need a gradient, it is a call of the native library, as is its derivative.
+With u = w (g - sum(w g)), the derivative of a softmax w times g, and s = A (1 - A), that is
+
+    u + (u (1 - A) - s sum(u (1 - A)) / sum(s)) / tau.
+"""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ._arguments import Count, Strength, check_flag
+from .. import kernels
+from ._arguments import Count, Strength, check_flag, is_traced, may_differentiate
+from ._fusion import dense, fuses, native_for, per_row
+from ._indicator import indicator_gradient
 from ._operators import (
     Normalize,
     Solver,
@@ -57,13 +67,17 @@ def soft_topk_softmax(
         scores, k, eps=eps, dim=dim, largest=True, mask=mask, normalize=normalize
     )
     sinkhorn = sinkhorn_setting(solver)
-    rows = rows.canonical()
     if hard:
-        chosen = hard_selection(rows, k) > 0
-        kept = softmax_or_zero(rows.scores.detach().masked_fill(~chosen, -math.inf))
-        if not _needs_gradient(rows.scores, rows.tau, k):
+        scores = rows.canonical().scores.detach()
+        chosen = hard_selection(rows.canonical(), k) > 0
+        kept = softmax_or_zero(scores.masked_fill(~chosen, -math.inf))
+        if not may_differentiate(rows.scores, rows.tau, k):
             return rows.restore(kept)
-    weights = softmax_or_zero(rows.scores + log_indicator_of(rows, k, sinkhorn))
+    if sinkhorn is None and not is_traced(rows.scores) and fuses(rows, k):
+        weights = _Softmax.apply(rows.scores, rows.mask, k, rows.tau)[0]
+    else:
+        rows = rows.canonical()
+        weights = softmax_or_zero(rows.scores + log_indicator_of(rows, k, sinkhorn))
     return rows.restore(straight_through(kept, weights) if hard else weights)
 
 
@@ -74,7 +88,42 @@ def softmax_or_zero(scores: Tensor) -> Tensor:
     return scores.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)
 
 
-def _needs_gradient(*values: Tensor | float) -> bool:
-    return torch.is_grad_enabled() and any(
-        isinstance(value, Tensor) and value.requires_grad for value in values
-    )
+class _Softmax(torch.autograd.Function):
+    """x (..., n), mask, k, tau -> the weights (..., n), and A, which the derivative needs."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, mask: Tensor | None, k: Count, tau: Strength
+    ) -> tuple[Tensor, Tensor]:
+        library = kernels.native()
+        assert library is not None
+        x = dense(x)
+        mask = None if mask is None else mask.contiguous()
+        w, a = library.softmax(x, mask, per_row(k, x), per_row(tau, x))
+        ctx.save_for_backward(w, a)
+        ctx.tau = tau
+        ctx.set_materialize_grads(False)
+        return w, a
+
+    @staticmethod
+    def backward(
+        ctx: Any, grad_w: Tensor | None, grad_a: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        w, a = ctx.saved_tensors
+        grad_x = None
+        if grad_w is not None:
+            grad_x = _gradient(w, a, grad_w, ctx.tau)
+        if grad_a is not None:  # in the derivative of the derivative
+            through_a = indicator_gradient(a, grad_a, ctx.tau)
+            grad_x = through_a if grad_x is None else grad_x + through_a
+        return grad_x, None, None, None
+
+
+def _gradient(w: Tensor, a: Tensor, grad: Tensor, tau: Strength) -> Tensor:
+    library = None if torch.is_grad_enabled() else native_for(w, grad)
+    if library is not None:
+        return library.softmax_gradient(w, a, dense(grad), per_row(tau, w))
+    u = w * (grad - (w * grad).sum(-1, keepdim=True))
+    total = (a * (1.0 - a)).sum(-1, keepdim=True)
+    shift = (u * (1.0 - a)).sum(-1, keepdim=True) / torch.where(total > 0.0, total, 1.0)
+    return torch.where(a > 0.0, u + (u - a * shift) * (1.0 - a) / tau, 0.0)

@@ -38,7 +38,10 @@ class Native:
         self._threshold_gradient = declare(
             *("threshold_gradient", _ARRAY, _ARRAY, _SIZE, _SIZE, *per_row, _ARRAY, _INT)
         )
-
+        self._softmax = declare(*("softmax", *scores, *per_row, *per_row, _ARRAY, _ARRAY, _INT))
+        self._softmax_gradient = declare(
+            *("softmax_gradient", _ARRAY, _ARRAY, _ARRAY, _SIZE, _SIZE, *per_row, _ARRAY, _INT)
+        )
         self._ranking = declare(
             *("ranking", *scores, _SIZE, *per_row, _INT, _ARRAY, _ARRAY, _ARRAY, _ARRAY, _INT)
         )
@@ -90,6 +93,43 @@ class Native:
             a.data_ptr(),
             grad.data_ptr(),
             a.numel() // n,
+            n,
+            *_per_row(tau),
+            grad_x.data_ptr(),
+            torch.get_num_threads(),
+        )
+        _check(status)
+        return grad_x
+
+    def softmax(
+        self, x: Tensor, mask: Tensor | None, k: float | Tensor, tau: float | Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The softmax among the soft top k of the rows ``x`` (..., n), and the indicator."""
+        n = x.shape[-1]
+        w, a = torch.empty_like(x), torch.empty_like(x)
+        status = self._softmax[x.dtype](
+            x.data_ptr(),
+            _pointer(mask),
+            x.numel() // n,
+            n,
+            *_per_row(k),
+            *_per_row(tau),
+            a.data_ptr(),
+            w.data_ptr(),
+            torch.get_num_threads(),
+        )
+        _check(status)
+        return w, a
+
+    def softmax_gradient(self, w: Tensor, a: Tensor, grad: Tensor, tau: float | Tensor) -> Tensor:
+        """The derivative of the softmax ``w`` (..., n) with the indicator ``a``, times ``grad``."""
+        n = w.shape[-1]
+        grad_x = torch.empty_like(w)
+        status = self._softmax_gradient[w.dtype](
+            w.data_ptr(),
+            a.data_ptr(),
+            grad.data_ptr(),
+            w.numel() // n,
             n,
             *_per_row(tau),
             grad_x.data_ptr(),

@@ -2,5 +2,6 @@
 
 from ._attention import soft_topk_attention
 from ._modules import SoftTopK, SortedSoftTopK
+from ._multihead import SoftTopKAttention
 
-__all__ = ["SoftTopK", "SortedSoftTopK", "soft_topk_attention"]
+__all__ = ["SoftTopK", "SoftTopKAttention", "SortedSoftTopK", "soft_topk_attention"]

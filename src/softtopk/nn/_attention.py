@@ -8,11 +8,17 @@ from typing import Literal, overload
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from .._checks import check_integer, check_number
 from ..functional import Normalize, soft_topk_softmax
-from ..functional._arguments import Strength, check_broadcast, check_choice, check_eps, check_flag
+from ..functional._arguments import (
+    Strength,
+    check_broadcast,
+    check_choice,
+    check_eps,
+    check_flag,
+    may_differentiate,
+)
 from ..functional._softmax import softmax_or_zero
 
 
@@ -141,7 +147,7 @@ def soft_topk_attention(
         # Ordinary attention. A causal mask leaves every query a key, so that no row is empty.
         masked = scores if mask is None else scores.masked_fill(~mask, -math.inf)
         weights = masked.softmax(-1) if attn_mask is None else softmax_or_zero(masked)
-    elif hard and _needs_no_derivative(scores, value, eps):
+    elif hard and not may_differentiate(scores, value, eps):
         return _attend_to_few(scores, mask, value, topk, dropout_p, need_weights)
     else:
         weights = soft_topk_softmax(
@@ -233,15 +239,6 @@ def _attend_to_few(
     if not need_weights:
         return output
     return output, torch.zeros_like(scores).scatter(-1, index, weights)
-
-
-def _needs_no_derivative(*inputs: Tensor | float) -> bool:
-    """Whether no derivative is taken, in any mode, and no torch.vmap is under way."""
-    if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
-        return False
-    return not torch.is_grad_enabled() or not any(
-        isinstance(value, Tensor) and value.requires_grad for value in inputs
-    )
 
 
 def _shape_of_scores(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> torch.Size:

@@ -2,24 +2,32 @@
 
 from ._attention import AdditiveAttention, Attention, Memory
 from ._beam_search import Hypotheses, beam_search
+from ._encoder_decoder import EncoderDecoder
+from ._load import load
 from ._losses import hybrid_loss, teacher_forcing_loss
 from ._membership import beam_membership_loss
-from ._model import Seq2Seq, Seq2SeqConfig
+from ._recurrent import Seq2Seq, Seq2SeqConfig
 from ._soft_beam import SoftBeams, soft_beam_loss, soft_beam_search
 from ._states import DecoderStep
+from ._transformer import Transformer, TransformerConfig, TransformerMemory
 
 __all__ = [
     "AdditiveAttention",
     "Attention",
     "DecoderStep",
+    "EncoderDecoder",
     "Hypotheses",
     "Memory",
     "Seq2Seq",
     "Seq2SeqConfig",
     "SoftBeams",
+    "Transformer",
+    "TransformerConfig",
+    "TransformerMemory",
     "beam_membership_loss",
     "beam_search",
     "hybrid_loss",
+    "load",
     "soft_beam_loss",
     "soft_beam_search",
     "teacher_forcing_loss",

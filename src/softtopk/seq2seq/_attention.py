@@ -46,7 +46,39 @@ class Attention(nn.Module, ABC):
         """
 
 
-class AdditiveAttention(Attention):
+class TopKAttention(nn.Module):
+    """An attention whose weights are a softmax, or that among the soft top k.
+
+    Args:
+        topk: Look at about so many tokens, by `softtopk.soft_topk_softmax`; None for the softmax.
+        eps: Temperature of the selection, in units of the scores.
+        hard_eval: In evaluation, look at exactly so many tokens.
+    """
+
+    def __init__(self, *, topk: int | None, eps: float, hard_eval: bool) -> None:
+        super().__init__()
+        if topk is not None:
+            check_integer("topk", topk)
+        check_eps(eps, torch.Size())
+        self.topk, self.eps, self.hard_eval = topk, eps, hard_eval
+
+    @property
+    def hard(self) -> bool:
+        return self.hard_eval and not self.training
+
+    def weights(self, scores: Tensor) -> Tensor:
+        """Scores (..., S), -inf where there is no token -> weights, summing to one."""
+        if self.topk is None or self.topk >= scores.shape[-1]:
+            return scores.softmax(-1)
+        return soft_topk_softmax(scores, self.topk, eps=self.eps, hard=self.hard)
+
+    def extra_repr(self) -> str:
+        if self.topk is None:
+            return ""
+        return f"topk={self.topk}, eps={self.eps:g}, hard_eval={self.hard_eval}"
+
+
+class AdditiveAttention(TopKAttention, Attention):
     """Additive attention, softmax(v . tanh(W q + U m)), of Bahdanau et al. (2014).
 
     Args:
@@ -66,11 +98,7 @@ class AdditiveAttention(Attention):
         eps: float = 1.0,
         hard_eval: bool = False,
     ) -> None:
-        super().__init__()
-        if topk is not None:
-            check_integer("topk", topk)
-        check_eps(eps, torch.Size())
-        self.topk, self.eps, self.hard_eval = topk, eps, hard_eval
+        super().__init__(topk=topk, eps=eps, hard_eval=hard_eval)
         self.query = nn.Linear(query_size, size)
         self.key = nn.Linear(memory_size, size, bias=False)
         self.score = nn.Linear(size, 1, bias=False)
@@ -85,16 +113,3 @@ class AdditiveAttention(Attention):
         weights = self.weights(scores.masked_fill(~memory.mask.unsqueeze(1), -math.inf))
         context = weights @ memory.values
         return context.flatten(0, 1), weights.view(-1, length)
-
-    def weights(self, scores: Tensor) -> Tensor:
-        """Scores (B, k, S), -inf where there is no token -> weights, summing to one."""
-        n = scores.shape[-1]
-        if self.topk is None or self.topk >= n:
-            return scores.softmax(-1)
-        hard = self.hard_eval and not self.training
-        return soft_topk_softmax(scores, self.topk, eps=self.eps, hard=hard)
-
-    def extra_repr(self) -> str:
-        if self.topk is None:
-            return ""
-        return f"topk={self.topk}, eps={self.eps:g}, hard_eval={self.hard_eval}"

@@ -696,3 +696,60 @@ def test_translating_from_a_pipe(everything: Path, capsys: pytest.CaptureFixture
     finally:
         os.close(read)
     assert capsys.readouterr().out.count("\n") == 2
+
+
+@pytest.fixture(scope="module")
+def attentive(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with SOFT top-k attention."""
+    out = tmp_path_factory.mktemp("attention") / "run"
+    args = ["--data", str(corpus), *TINY, "--pretrain-epochs", "6", "--updates", "0"]
+    args += ["--attention", "soft-topk", "--attention-k", "2", "--attention-eps", "0.5"]
+    assert exit_code("train", *args, "--out", str(out)) == 0
+    return out
+
+
+def test_training_with_topk_attention(attentive: Path) -> None:
+    found = result(attentive, "pretrain")
+    assert found["test"]["3"]["bleu"] > 10
+    assert found["attention_tokens"].keys() == {"valid", "test"}
+    weights = attentive / "pretrain" / "seed-0" / "model.safetensors"
+    config = Seq2Seq.load(weights).config
+    assert (config.attention_k, config.attention_eps) == (2, 0.5)
+
+
+def test_hard_attention_in_evaluation(attentive: Path, tmp_path: Path) -> None:
+    figures = []
+    for options in ([], ["--hard-attention"]):
+        args = ["evaluate", str(attentive), "--beam", "1", "--out", str(tmp_path / "e.md")]
+        assert exit_code(*args, *options) == 0
+        (record,) = json.loads((tmp_path / "e.json").read_text())
+        assert record["hard_attention"] == bool(options)
+        figures.append(record["attention_tokens"])
+    assert figures[0] == pytest.approx(result(attentive, "pretrain")["attention_tokens"]["test"])
+    assert figures[1] <= 2.0 < figures[0] + 1
+
+
+def test_attention_map(attentive: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "map.png"
+    args = ["attention", str(attentive), "--text", "one two three", "--out", str(picture)]
+    assert exit_code(*args, "--translation", "un deux trois") == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"▁deux\W+▁\w+\W+[01]\.\d\d", printed)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    picture.unlink()
+    assert exit_code(*args, "--hard-attention") == 0  # along its own translation
+    assert picture.exists()
+
+
+def test_what_attention_refuses(
+    attentive: Path, everything: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "give a sentence" in complaint(capsys, "attention", str(attentive), "--text", " ")
+    part = str(everything / "pretrain" / "seed-0")
+    said = complaint(capsys, "attention", part, "--text", "one", "--hard-attention")
+    assert "attends to all tokens" in said
+    for option, value in (("k", "0"), ("eps", "0")):
+        args = ["--attention", "soft-topk", f"--attention-{option}", value, "--out", "nowhere"]
+        assert f"--attention-{option} 0: give" in complaint(capsys, "train", *args)
+    assert "softmax, soft-topk" in complaint(capsys, "train", "--attention", "x", "--out", "no")

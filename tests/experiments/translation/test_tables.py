@@ -14,8 +14,9 @@ from softtopk.experiments.errors import UsageError
 from softtopk.experiments.runs import Run, open_run
 from softtopk.experiments.translation._settings import Settings
 from softtopk.experiments.translation._tables import (
-    baseline_of,
     collect,
+    forcing_beside,
+    softmax_beside,
     tables,
     to_json,
     to_markdown,
@@ -43,6 +44,7 @@ class Records:
         init: str | None = "abcdefghijk",
         pieces: dict[str, str] | None = None,
         finished: bool = True,
+        tokens: dict[str, float] | None = None,
         **settings: Any,
     ) -> Run:
         config = {
@@ -67,6 +69,7 @@ class Records:
                     "update_seconds": 90.0,
                     "update_cpu_seconds": 45.0,
                     "signatures": {"bleu": "s"},
+                    "attention_tokens": tokens or {},
                     **scores,
                 }
             )
@@ -125,11 +128,11 @@ def test_the_baseline_has_the_same_updates_and_weights(records: Records) -> None
     records.add("teacher-forcing", 0, 31.0, init="other")
     records.add("teacher-forcing", 0, 32.0, batch_size=32)
     rows = collect(records.runs)
-    assert baseline_of(rows[-1], rows) is None
+    assert forcing_beside(rows[-1], rows) is None
     records.add("teacher-forcing", 0, 36.0, valid=35.0, lr=1e-3)
     records.add("teacher-forcing", 0, 36.8, valid=34.0)
     rows = collect(records.runs)
-    best = baseline_of(rows[-1], rows)
+    best = forcing_beside(rows[-1], rows)
     assert best is not None
     assert best.settings["lr"] == 1e-3  # by its validation, not by its test
     found = to_json(rows)[-1]["test"]["5"]["over_teacher_forcing"]
@@ -137,6 +140,32 @@ def test_the_baseline_has_the_same_updates_and_weights(records: Records) -> None
     written = json.loads(json.dumps(to_json(rows)))[-1]
     assert written["stage"] == "membership"
     assert (written["seconds_per_update"], written["cpu_seconds_per_update"]) == (0.1, 0.05)
+
+
+def test_attention_is_compared_with_that_of_the_same_model(records: Records) -> None:
+    shared = {"init": None, "pretrain_epochs": 2}
+    for seed, (all_tokens, few) in enumerate([(20.0, 20.4), (21.0, 21.8)]):
+        records.add("pretrain", seed, all_tokens, tokens={"test": 6.0 + seed}, **shared)
+        records.add(
+            "pretrain", seed, few, tokens={"valid": 9.0, "test": 3.0}, attention="soft-topk",
+            attention_k=3, **shared,
+        )  # fmt: skip
+    records.add("pretrain", 0, 25.0, attention="soft-topk", model="transformer", **shared)
+    softmax, topk, other = cells(records)
+    assert softmax["Over softmax attention"] == ""
+    assert topk["Over softmax attention"] == "+0.60 ± 0.28 (2)"
+    assert other["Over softmax attention"] == ""
+    assert softmax["Tokens with 95 %"] == "6.50 ± 0.71 (2)"
+    assert topk["Tokens with 95 %"] == "3.00 ± 0.00 (2)"
+    assert other["Tokens with 95 %"] == ""
+    assert "Over teacher forcing" not in softmax
+    rows = collect(records.runs)
+    assert [softmax_beside(row, rows) for row in rows] == [None, rows[0], None]
+    text = to_markdown(rows)
+    assert "37.30" in text
+    assert "36.27" not in text
+    assert "--attention soft-topk --attention-k 3" in text
+    assert to_json(rows)[1]["attention_tokens"] == {"valid": [9.0, 9.0], "test": [3.0, 3.0]}
 
 
 def test_settings_of_the_search_tell_its_rows_apart_only(records: Records) -> None:

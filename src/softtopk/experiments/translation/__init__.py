@@ -14,7 +14,7 @@ from ._corpus import Corpus, Split, read_corpus
 from ._pieces import Pieces, Prepared, pairs_of, prepare_corpus, train_pieces
 from ._plan import Plan, make_plan
 from ._settings import parse_beams
-from ._use import evaluate, read_lines, translate
+from ._use import evaluate, read_lines, show_attention, translate
 
 __all__ = [
     "Corpus",
@@ -32,6 +32,7 @@ __all__ = [
     "prepare_data",
     "read_corpus",
     "read_lines",
+    "show_attention",
     "train",
     "train_pieces",
     "translate",

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from softtopk._training import DivergedError
-from softtopk.seq2seq import Seq2Seq
+from softtopk.seq2seq import EncoderDecoder
 
 from ..errors import UsageError
 from ..runs import (
@@ -42,9 +42,10 @@ from ._lookup import (
     load_model,
     require_modules,
 )
+from ._model import shape_of
 from ._pieces import Prepared, pairs_of, prepare_corpus
 from ._plan import Plan, whole_paths
-from ._settings import BUILTIN, MODEL, PRETRAIN, Settings, settings_in
+from ._settings import BUILTIN, PRETRAIN, Settings, settings_in
 from ._tables import collect, tables, to_json, to_markdown
 
 WHAT = ("objectives", "seeds")
@@ -246,21 +247,25 @@ def _scores(result: Mapping[str, Any], *splits: str) -> str:
     )
 
 
-def _load_checked(file: Path, settings: Settings, prepared: Prepared) -> Seq2Seq:
+def _load_checked(file: Path, settings: Settings, prepared: Prepared) -> EncoderDecoder:
     """The weights, if they are of this model."""
     model = load_model(file)
     wanted = {
         "source_vocab": prepared.source.size,
         "target_vocab": prepared.target.size,
-        **{name: getattr(settings, name) for name in MODEL},
+        **asdict(settings),
     }
-    found = {name: getattr(model.config, name) for name in wanted}
-    if found != wanted:
-        differing = ", ".join(
-            f"{name} {found[name]}, not {wanted[name]}"
-            for name in wanted
-            if found[name] != wanted[name]
-        )
+    found = {
+        "source_vocab": model.config.source_vocab,
+        "target_vocab": model.config.target_vocab,
+        **shape_of(model),
+    }
+    differing = ", ".join(
+        f"{name} {value}, not {wanted[name]}"
+        for name, value in found.items()
+        if value != wanted[name]
+    )
+    if differing:
         raise UsageError(f"--init: the weights are of another model ({differing})")
     return model
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from softtopk.seq2seq import Seq2Seq, beam_search
+from softtopk.seq2seq import EncoderDecoder, beam_search
 
 from ._batches import pad_rows
 from ._corpus import Split
@@ -31,7 +31,7 @@ class Translation(NamedTuple):
 class Translator:
     """A model with the pieces of its languages."""
 
-    model: Seq2Seq
+    model: EncoderDecoder
     source: Pieces
     target: Pieces
     beam_size: int = 5

@@ -7,16 +7,17 @@ from typing import Any
 
 import torch
 
-from softtopk._training import mix, seeded
-from softtopk.seq2seq import Seq2Seq, Seq2SeqConfig
+from softtopk.seq2seq import EncoderDecoder
 
 from .._files import replacing
 from ..runs import Interrupt, Report, Run, train
 from ._batches import Pair, batches_per_epoch
 from ._corpus import Split
 from ._decoding import Translator, evaluate, signatures, spaced
+from ._maps import mean_tokens_holding
+from ._model import make_model
 from ._pieces import Pieces, Prepared
-from ._settings import MODEL, PRETRAIN, Settings, make_recipe
+from ._settings import PRETRAIN, Settings, make_recipe
 from ._training import Training
 
 
@@ -72,7 +73,11 @@ def execute(
 
 
 def add_test(
-    result: Mapping[str, Any], model: Seq2Seq, settings: Settings, prepared: Prepared, run: Run
+    result: Mapping[str, Any],
+    model: EncoderDecoder,
+    settings: Settings,
+    prepared: Prepared,
+    run: Run,
 ) -> dict[str, Any]:
     """Translate the test part with a ``model`` that was finished without it, and record it."""
     whole = _with_scores(result, "test", model, settings, prepared)
@@ -81,7 +86,11 @@ def add_test(
 
 
 def _with_scores(
-    result: Mapping[str, Any], part: str, model: Seq2Seq, settings: Settings, prepared: Prepared
+    result: Mapping[str, Any],
+    part: str,
+    model: EncoderDecoder,
+    settings: Settings,
+    prepared: Prepared,
 ) -> dict[str, Any]:
     split = dict(prepared.corpus.parts)[part]
     scores = evaluate_beams(
@@ -92,22 +101,13 @@ def _with_scores(
         settings.eval_beams,
         settings.length_penalty,
     )
-    return {**result, "sentences": {**result["sentences"], part: len(split)}, part: scores}
-
-
-def make_model(settings: Settings, prepared: Prepared, seed: int) -> Seq2Seq:
-    """The model with random weights, which depend on the seed alone."""
-    sizes = {name: getattr(settings, name) for name in MODEL}
-    config = Seq2SeqConfig(
-        source_vocab=prepared.source.size,
-        target_vocab=prepared.target.size,
-        dropout=settings.dropout,
-        attention_k=settings.attention_k if settings.attention == "soft-topk" else None,
-        attention_eps=settings.attention_eps,
-        **sizes,
-    )
-    with seeded(mix(seed, "weights", 0), torch.device("cpu")):
-        return Seq2Seq(config)
+    tokens = mean_tokens_holding(model, prepared.source, prepared.target, split)
+    return {
+        **result,
+        "sentences": {**result["sentences"], part: len(split)},
+        "attention_tokens": {**result.get("attention_tokens", {}), part: tokens},
+        part: scores,
+    }
 
 
 def make_training(
@@ -116,13 +116,13 @@ def make_training(
     seed: int,
     prepared: Prepared,
     pairs: Sequence[Pair],
-    model: Seq2Seq,
+    model: EncoderDecoder,
 ) -> Training:
     """The training of a stage, validated by BLEU at the largest beam that is reported."""
     valid = spaced(prepared.corpus.valid, settings.eval_sentences)
     beam = max(settings.eval_beams)
 
-    def validate(model: Seq2Seq) -> float:
+    def validate(model: EncoderDecoder) -> float:
         scores = evaluate_beams(
             model, prepared.source, prepared.target, valid, (beam,), settings.length_penalty
         )
@@ -133,7 +133,7 @@ def make_training(
 
 
 def evaluate_beams(
-    model: Seq2Seq,
+    model: EncoderDecoder,
     source: Pieces,
     target: Pieces,
     split: Split,

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from softtopk.seq2seq import Seq2Seq
+from softtopk.seq2seq import EncoderDecoder, load
 
 from ..errors import UsageError, require
 from ..runs import Run, find_runs, read_json
@@ -19,9 +19,12 @@ COMMAND = "translate train"
 DATA, INIT = "data", "init.safetensors"  # of a run, which needs no other files
 
 
+_EXTRAS = {"rich": "cli", "matplotlib": "plot"}  # all others: translate
+
+
 def require_modules(*modules: str) -> None:
     for module in modules:
-        require(module, "this command", "cli" if module == "rich" else "translate")
+        require(module, "this command", _EXTRAS.get(module, "translate"))
 
 
 def folder_of(out: Path, stage: str, seed: int) -> Path:
@@ -107,9 +110,9 @@ def data_beside(weights: Path) -> Path | None:
     return None
 
 
-def load_model(weights: Path, device: str = "cpu") -> Seq2Seq:
+def load_model(weights: Path, device: str = "cpu") -> EncoderDecoder:
     try:
-        return Seq2Seq.load(weights).to(torch.device(device))
+        return load(weights).to(torch.device(device))
     except (OSError, ValueError) as error:
         raise UsageError(str(error)) from error
 

@@ -111,6 +111,10 @@ class Pieces:
         """The pieces of every sentence, without begin and end."""
         return [tuple(row) for row in self._processor.encode(list(map(_plain, sentences)))]
 
+    def texts(self, row: Sequence[int]) -> list[str]:
+        """The text of every piece; one that begins a word begins with a low line, "\u2581"."""
+        return [self._processor.id_to_piece(token) for token in row]
+
     def decode(self, rows: Sequence[Sequence[int]]) -> list[str]:
         """The sentences again; special pieces are left out."""
         plain = [[token for token in row if token not in SPECIAL] for row in rows]

@@ -23,13 +23,16 @@ from ._lookup import (
     require_modules,
     weights_file,
 )
+from ._model import habits_of, shape_of
 from ._pieces import pieces_from, sha256
 from ._settings import (
     BUILTIN,
-    MODEL,
     PRETRAIN,
+    SELECTION,
     STAGES,
     Settings,
+    flag,
+    foreign_to,
     parse_objectives,
     settings_in,
 )
@@ -90,14 +93,23 @@ def make_plan(
         )
     else:
         plan = _new(chosen, numbers, init, pieces, given)
-    if plan.settings.schedule == "constant":
-        for name in ("final_lr", "pretrain_final_lr"):
-            if name in given:
-                raise UsageError(
-                    f"--{name.replace('_', '-')} {given[name]:g}: with --schedule constant the "
-                    "learning rate has no other end; leave it out"
-                )
+    _check_use(plan.settings, given)
     return plan
+
+
+def _check_use(settings: Settings, given: Mapping[str, Any]) -> None:
+    """Refuse options that would do nothing."""
+    reasons = dict.fromkeys(foreign_to(settings.model), f"a {settings.model} model has none")
+    if "embedding" in reasons:
+        reasons["embedding"] = f"the embeddings of a {settings.model} are of the size --hidden"
+    if settings.attention == "softmax":
+        reasons |= dict.fromkeys(SELECTION, "it is for --attention soft-topk")
+    if settings.schedule == "constant":
+        end = "with --schedule constant the learning rate has no other end"
+        reasons |= {"final_lr": end, "pretrain_final_lr": end}
+    for name, reason in reasons.items():
+        if name in given:
+            raise UsageError(f"{flag(name)} {given[name]}: {reason}; leave it out")
 
 
 def whole_paths(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -204,14 +216,14 @@ def _new(
 
 def _shape_of(weights: Path, given: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that a model's weights bring with them."""
-    config = load_model(weights).config
-    shape = {name: getattr(config, name) for name in MODEL}
+    model = load_model(weights)
+    shape = shape_of(model)
     for name, value in shape.items():
         if given.get(name, value) != value:
             raise UsageError(
                 f"--{name} {given[name]}: the weights of --init have {value}; leave it out"
             )
-    return {**shape, "dropout": config.dropout}
+    return {**shape, **habits_of(model)}
 
 
 def _languages_of(home: Path, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -43,11 +43,18 @@ class Settings:
     """Sentencepiece's rule for characters. Its default, nmt_nfkc, makes three dots of an ellipsis,
     which can then never match the reference."""
 
+    model: str = "recurrent"
+    """Of Bahdanau et al. (2014), or a transformer."""
     cell: str = "gru"
     """Three gates where lstm has four, so three quarters of the weights of its recurrent layers."""
     hidden: int = 256
     embedding: int = 256
-    """Sizes at which an epoch of 40,000 short pairs takes minutes on one core."""
+    """Sizes at which an epoch of 40,000 short pairs takes minutes on one core. The embeddings of a
+    transformer are of the size hidden."""
+    layers: int = 2
+    heads: int = 4
+    feedforward: int = 512
+    """Of a transformer: with them it has about as many weights as the recurrent model."""
     dropout: float = 0.2
     tied: bool = False
     attention: str = "softmax"
@@ -55,10 +62,14 @@ class Settings:
     attention_k: int = 5
     attention_eps: float = 1.0
     """Number of tokens to attend to, and temperature, of soft-topk."""
+    attention_in: str = "cross"
+    """Where a transformer has soft-topk: to the source, or in all of its attentions."""
 
     pretrain_epochs: int = 16
     pretrain_lr: float = 1e-3  # Adam's usual one
     pretrain_final_lr: float = 1e-4
+    pretrain_warmup: int = 0
+    """Updates over which the learning rate rises. A transformer wants some hundreds."""
     updates: int = 1000
     """Of every objective, from the pre-trained weights; 0 for the pre-training alone."""
     lr: float = 2e-4
@@ -110,15 +121,15 @@ class Settings:
         for name, least in _LEAST.items():
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value >= least):
-                raise UsageError(f"{_flag(name)} {value:g}: give at least {least:g}")
+                raise UsageError(f"{flag(name)} {value:g}: give at least {least:g}")
         for name in ("lr", "pretrain_lr", "eps", "attention_eps"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
-                raise UsageError(f"{_flag(name)} {value:g}: give a positive number")
+                raise UsageError(f"{flag(name)} {value:g}: give a positive number")
         for name in ("dropout", "label_smoothing", "rho"):
             if not 0 <= getattr(self, name) < 1:
                 raise UsageError(
-                    f"{_flag(name)} {getattr(self, name):g}: give a number from 0 to below 1"
+                    f"{flag(name)} {getattr(self, name):g}: give a number from 0 to below 1"
                 )
         if not 0 <= self.scheduled_sampling <= 1:
             raise UsageError(
@@ -127,10 +138,14 @@ class Settings:
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 wanted = ", ".join(choice or "none" for choice in choices)
-                raise UsageError(f"{_flag(name)} {getattr(self, name)!r}: give one of {wanted}")
+                raise UsageError(f"{flag(name)} {getattr(self, name)!r}: give one of {wanted}")
         if self.candidates <= self.beam:
             raise UsageError(
                 f"--candidates {self.candidates}: give more than --beam, which is {self.beam}"
+            )
+        if self.model == "transformer" and self.hidden % self.heads:
+            raise UsageError(
+                f"--hidden {self.hidden}: give a multiple of --heads, which is {self.heads}"
             )
         if self.source == self.target:
             raise UsageError(f"--target {self.target!r}: give another language than --source")
@@ -143,10 +158,13 @@ _LEAST: dict[str, float] = {
     "pretrain_epochs": 1, "pretrain_final_lr": 0, "updates": 0, "final_lr": 0, "batch_size": 1,
     "clip": 0, "selection_clip": 0, "beam": 1, "candidates": 1, "eval_every": 1,
     "eval_sentences": 1, "length_penalty": 0, "patience": 0, "threads": 1, "attention_k": 1,
+    "layers": 1, "heads": 1, "feedforward": 1, "pretrain_warmup": 0,
 }  # fmt: skip
 _CHOICES: dict[str, tuple[str | None, ...]] = {
+    "model": ("recurrent", "transformer"),
     "cell": ("gru", "lstm"),
     "attention": ("softmax", "soft-topk"),
+    "attention_in": ("cross", "all"),
     "optimizer": OPTIMIZERS,
     "schedule": tuple(SCHEDULES),
     "normalize": ("row", "batch", None),
@@ -156,9 +174,24 @@ _CHOICES: dict[str, tuple[str | None, ...]] = {
 }
 CORPUS = ("data", "source", "target", "max_words", "subset", "vocab", "normalization")
 """The settings that determine the text and the pieces."""
-MODEL = ("cell", "hidden", "embedding", "tied")
-"""The settings that determine the shapes of the weights."""
-PRETRAIN_ONLY = ("pretrain_epochs", "pretrain_lr", "pretrain_final_lr")
+SHAPES = {
+    "recurrent": {name: name for name in ("cell", "hidden", "embedding", "tied")},
+    "transformer": {
+        "hidden": "width",
+        **{name: name for name in ("layers", "heads", "feedforward", "tied")},
+    },
+}
+"""By model, the settings that its weights depend on, as they and its configuration call them."""
+SELECTION = ("attention_k", "attention_eps", "attention_in")
+"""The settings of soft-topk."""
+MODEL = (
+    "model",
+    *dict.fromkeys(name for shape in SHAPES.values() for name in shape),
+    "attention",
+    *SELECTION,
+)
+"""The settings that determine what the model computes."""
+PRETRAIN_ONLY = ("pretrain_epochs", "pretrain_lr", "pretrain_final_lr", "pretrain_warmup")
 _SEARCH = {
     "soft-beam": ("beam", "eps", "normalize", "solver", "follow", "selection_clip"),
     "membership": ("beam", "eps", "candidates"),
@@ -191,6 +224,7 @@ def make_recipe(stage: str, settings: Settings, batches: int) -> Recipe:
         batch_size=settings.batch_size,
         optimizer=settings.optimizer,
         schedule=settings.schedule,
+        warmup=settings.pretrain_warmup if first else 0,
         clip=settings.clip,
         label_smoothing=settings.label_smoothing,
         scheduled_sampling=settings.scheduled_sampling,
@@ -235,7 +269,18 @@ def settings_in(config: Mapping[str, Any]) -> dict[str, Any]:
     return {field.name: config.get(field.name, field.default) for field in fields(Settings)}
 
 
-def relevant_settings(stage: str) -> tuple[str, ...]:
+def foreign_to(model: str) -> tuple[str, ...]:
+    """The settings of other models that this one does not have.
+
+    >>> foreign_to("transformer")
+    ('cell', 'embedding')
+    """
+    own = {*SHAPES[model], *(["attention_in"] if model == "transformer" else [])}
+    other = {name for shape in SHAPES.values() for name in shape} | {"attention_in"}
+    return tuple(sorted(other - own))
+
+
+def relevant_settings(stage: str, settings: Mapping[str, Any]) -> tuple[str, ...]:
     """The settings that a stage's result or its training time depends on."""
     search = {name for names in _SEARCH.values() for name in names}
     irrelevant = {"test", *search} - set(_SEARCH.get(stage, ()))
@@ -243,6 +288,9 @@ def relevant_settings(stage: str) -> tuple[str, ...]:
         irrelevant |= {"updates", "lr", "final_lr", "eval_every"}
     if stage not in _SEARCH:
         irrelevant.add("rho")
+    irrelevant.update(foreign_to(settings["model"]))
+    if settings["attention"] == "softmax":
+        irrelevant.update(SELECTION)
     return tuple(field.name for field in fields(Settings) if field.name not in irrelevant)
 
 
@@ -252,5 +300,5 @@ def changes_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if value != base[name]}
 
 
-def _flag(name: str) -> str:
+def flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -14,6 +14,7 @@ from ._settings import (
     MODEL,
     PRETRAIN,
     PRETRAIN_ONLY,
+    SELECTION,
     STAGES,
     Settings,
     changes_of,
@@ -22,10 +23,15 @@ from ._settings import (
     settings_in,
 )
 
-PAPER = (
-    "Table 2 of Xie et al. (2020), on WMT'14 English to French, has 35.38 BLEU for teacher forcing "
-    "and 36.27 for the hybrid with soft beam search. Those figures are of other data and of a "
-    "larger model, and cannot be compared with these."
+PAPER = {
+    "teacher forcing": "Table 2 of Xie et al. (2020), on WMT'14 English to French, has 35.38 BLEU "
+    "for teacher forcing and 36.27 for the hybrid with soft beam search.",
+    "softmax attention": "Table 3 of Xie et al. (2020), on WMT'16 English to German, has 36.54 "
+    "BLEU for softmax attention and 37.30 for top-k attention.",
+}
+"""By what the paper compares with."""
+ELSEWHERE = (
+    "Those figures are of other data and of a larger model, and cannot be compared with these."
 )
 SPLITS = ("valid", "test")
 # Known by the text itself, which its name and its place do not tell.
@@ -71,13 +77,19 @@ class Row:
         """That were made, which can be fewer than were asked for."""
         return tuple(result["updates"] for result in self.results.values())
 
+    def attention_tokens(self, split: str) -> list[float]:
+        """Source tokens that hold 95 % of the attention, of the seeds for which it was counted."""
+        found = (result.get("attention_tokens", {}) for result in self.results.values())
+        return [counts[split] for counts in found if split in counts]
+
     def per_update(self, measure: str) -> float | None:
         """``update_seconds``, by the clock, or ``update_cpu_seconds``."""
         updates = sum(self.updates)
         seconds = sum(result[measure] for result in self.results.values())
         return seconds / updates if updates else None
 
-    def to_json(self, baseline: Row | None) -> dict[str, Any]:
+    def to_json(self, rows: Sequence[Row]) -> dict[str, Any]:
+        baselines = {name: find(self, rows) for name, find in BASELINES.items()}
         return {
             "stage": self.stage,
             "corpus": self.corpus,
@@ -96,14 +108,18 @@ class Row:
                             for result in self.results.values()
                             if str(beam) in result.get(split, {})
                         ],
-                        "over_teacher_forcing": _summary(
-                            differences(self, baseline, split, str(beam))
-                        ),
+                        **{
+                            f"over_{name.replace(' ', '_')}": _summary(
+                                differences(self, baseline, split, str(beam))
+                            )
+                            for name, baseline in baselines.items()
+                        },
                     }
                     for beam in self.beams
                 }
                 for split in SPLITS
             },
+            "attention_tokens": {split: self.attention_tokens(split) for split in SPLITS},
             "seconds_per_update": self.per_update("update_seconds"),
             "cpu_seconds_per_update": self.per_update("update_cpu_seconds"),
             "signatures": self.signatures,
@@ -158,7 +174,7 @@ def _settings_of(run: Run) -> dict[str, Any]:
     stage = run.config["stage"]
     settings = settings_in(run.config)
     settings.update(search_options(stage, Settings(**settings)))
-    names = [name for name in relevant_settings(stage) if name not in _IDENTITY]
+    names = [name for name in relevant_settings(stage, settings) if name not in _IDENTITY]
     if run.config["init"]:
         names = [name for name in names if name not in PRETRAIN_ONLY]
     return {name: _frozen(settings[name]) for name in names}
@@ -168,7 +184,7 @@ def _frozen(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def baseline_of(row: Row, rows: Sequence[Row]) -> Row | None:
+def forcing_beside(row: Row, rows: Sequence[Row]) -> Row | None:
     """Teacher forcing with the same number of updates from the same weights.
 
     Each objective may have a learning rate of its own; of several, the best in validation counts.
@@ -187,6 +203,30 @@ def baseline_of(row: Row, rows: Sequence[Row]) -> Row | None:
         )
     ]
     return max(same, key=_validation, default=None)
+
+
+def softmax_beside(row: Row, rows: Sequence[Row]) -> Row | None:
+    """The same with the softmax of all source tokens in place of SOFT top-k."""
+    if row.settings["attention"] == "softmax":
+        return None
+    selection = {"attention", *SELECTION}
+    settings = {name: value for name, value in row.settings.items() if name not in selection}
+    same = (
+        other
+        for other in rows
+        if other.settings == {**settings, "attention": "softmax"}
+        and other.results
+        and (other.stage, other.corpus["fingerprint"], other.init)
+        == (row.stage, row.corpus["fingerprint"], row.init)
+    )
+    return next(same, None)
+
+
+BASELINES: dict[str, Callable[[Row, Sequence[Row]], Row | None]] = {
+    "teacher forcing": forcing_beside,
+    "softmax attention": softmax_beside,
+}
+"""What a row is compared with, if that is among the rows."""
 
 
 def _validation(row: Row) -> float:
@@ -212,18 +252,31 @@ def _table(rows: Sequence[Row]) -> Table:
     beams = sorted({beam for row in rows for beam in row.beams})
     columns = [(split, str(beam)) for split in SPLITS for beam in beams]
     columns = [c for c in columns if any(row.bleu(*c) for row in rows)]
-    compared = any(baseline_of(row, rows) for row in rows) and columns
+    compared = _compared(rows) if columns else []
+    split = _counted(rows)
     header = ["Objective", *["Settings"][: bool(varying)], "Updates"]
     header += [f"{split}, beam {beam}" for split, beam in columns]
-    header += ["Over teacher forcing"][: bool(compared)]
+    header += [f"Over {name}" for name in compared]
+    header += ["Tokens with 95 %"][: bool(split)]
     corpus = rows[0].corpus
     counts = ", ".join(f"{corpus['pairs'][part]:,} {part}" for part in ("train", "valid", "test"))
     title = f"{corpus['name']}, {corpus['source']} to {corpus['target']}: {counts} pairs"
     return Table(
         title,
         [*header, "Seconds per update"],
-        [_cells(row, rows, varying, columns, bool(compared)) for row in rows],
+        [_cells(row, rows, varying, columns, compared, split) for row in rows],
     )
+
+
+def _compared(rows: Sequence[Row]) -> list[str]:
+    """What some of the rows are compared with."""
+    return [name for name, find in BASELINES.items() if any(find(row, rows) for row in rows)]
+
+
+def _counted(rows: Sequence[Row]) -> str | None:
+    """The split in which the tokens that hold the attention were counted."""
+    splits = [split for split in SPLITS if any(row.attention_tokens(split) for row in rows)]
+    return splits[-1] if splits else None
 
 
 def _cells(
@@ -231,7 +284,8 @@ def _cells(
     rows: Sequence[Row],
     varying: Sequence[str],
     columns: Sequence[tuple[str, str]],
-    compared: bool,
+    compared: Sequence[str],
+    split: str | None,
 ) -> list[str]:
     cells = [row.stage]
     if varying:
@@ -239,13 +293,16 @@ def _cells(
         init = [f"init {row.init[:7]}"] if "init" in varying and row.init else []
         cells.append(", ".join([*init, *(f"{name} {row.settings[name]}" for name in shown)]))
     if not row.results:
-        return [*cells, "not finished", *[""] * (len(columns) + compared), ""]
+        width = len(columns) + len(compared) + (split is not None)
+        return [*cells, "not finished", *[""] * width, ""]
     made = sorted(set(row.updates))
     cells.append(f"{made[0]:,}" if len(made) == 1 else f"{made[0]:,} to {made[-1]:,}")
     cells += [mean_and_spread(list(row.bleu(*column).values())) for column in columns]
-    if compared:
-        found = differences(row, baseline_of(row, rows), *columns[-1])
+    for name in compared:
+        found = differences(row, BASELINES[name](row, rows), *columns[-1])
         cells.append(mean_and_spread(found, sign="+"))
+    if split is not None:
+        cells.append(mean_and_spread(row.attention_tokens(split)))
     seconds = row.per_update("update_seconds")
     return [*cells, f"{seconds:.3f}" if seconds else ""]
 
@@ -262,23 +319,25 @@ def mean_and_spread(values: Sequence[float], sign: str = "") -> str:
 
 
 def to_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    return [row.to_json(baseline_of(row, rows)) for row in rows]
+    return [row.to_json(rows) for row in rows]
 
 
 def to_markdown(rows: Sequence[Row]) -> str:
     """The tables with what made them."""
     parts = []
     for group in _by_corpus(rows):
-        table = _table(group)
+        table, compared = _table(group), _compared(group)
         signatures = dict.fromkeys(sign for row in group for sign in row.signatures)
         parts += [
             f"## {table.title}",
             table.to_markdown(),
             "BLEU: mean ± standard deviation over the seeds (their number in brackets), of the "
-            "weights that were best in validation. *Over teacher forcing*: the difference in the "
-            "last column of BLEU from teacher forcing with the same number of updates, seed by "
-            "seed. The seconds are by the clock, without validations.",
-            PAPER,
+            "weights that were best in validation. *Over ...*: the difference in the last column "
+            "of BLEU from a model trained by teacher forcing, or with softmax attention, with the "
+            "same number of updates, seed by seed. *Tokens with 95 %*: of the source, the largest "
+            "weights of each head, on average over the tokens of the references. The seconds are "
+            "by the clock, without validations.",
+            " ".join([*(PAPER[name] for name in compared), ELSEWHERE]) if compared else "",
             "\n".join(["```", *_commands(group), "```"]),
             "\n".join(f"- {sign}" for sign in signatures),
             "\n".join(dict.fromkeys(f"- {source}" for row in group for source in row.sources)),

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from softtopk._training import DivergedError, mix, seeded
-from softtopk.seq2seq import Seq2Seq, hybrid_loss
+from softtopk.seq2seq import EncoderDecoder, hybrid_loss
 
 from ._batches import Batch, Pair, batches_per_epoch, epoch_order, make_batch
 
@@ -50,6 +50,8 @@ class Recipe:
     lr: float = 1e-3
     final_lr: float = 1e-4
     schedule: str = "linear"
+    warmup: int = 0
+    """Updates over which the learning rate rises from near zero to what the schedule says."""
     clip: float = 1.0
     label_smoothing: float = 0.0
     scheduled_sampling: float = 0.0
@@ -63,7 +65,8 @@ class Recipe:
         0.75
         """
         change = self.final_lr - self.lr
-        return self.lr + SCHEDULES[self.schedule](change, step, self.updates)
+        lr = self.lr + SCHEDULES[self.schedule](change, step, self.updates)
+        return lr * (step + 1) / self.warmup if step < self.warmup else lr
 
 
 class Training:
@@ -80,12 +83,12 @@ class Training:
 
     def __init__(
         self,
-        model: Seq2Seq,
+        model: EncoderDecoder,
         pairs: Sequence[Pair],
         recipe: Recipe,
         *,
         seed: int = 0,
-        validate: Callable[[Seq2Seq], float],
+        validate: Callable[[EncoderDecoder], float],
         device: torch.device | str = "cpu",
     ) -> None:
         self.device = torch.device(device)
@@ -189,9 +192,7 @@ class Training:
         """The loss in nats per token of the reference; the encoder runs once for both its parts."""
         model, recipe, config = self.model, self.recipe, self.model.config
         memory, state = model.encode(batch.source)
-        inputs = torch.cat(
-            [torch.full_like(batch.target[:, :1], config.bos), batch.target[:, :-1]], 1
-        )
+        inputs = model.shift(batch.target)
         features = model.unroll(inputs, state, memory, sampling=recipe.scheduled_sampling)
         forced = F.cross_entropy(
             model.logits(features).flatten(0, 1),
@@ -219,7 +220,9 @@ class Training:
         return loss, {"teacher_forcing": part, "search": search}
 
 
-def make_optimizer(model: Seq2Seq, recipe: Recipe, device: torch.device) -> torch.optim.Optimizer:
+def make_optimizer(
+    model: EncoderDecoder, recipe: Recipe, device: torch.device
+) -> torch.optim.Optimizer:
     """The optimiser of a recipe."""
     if recipe.optimizer == "sgd":
         return torch.optim.SGD(model.parameters(), lr=recipe.lr)

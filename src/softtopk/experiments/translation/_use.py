@@ -1,4 +1,4 @@
-"""The commands `softtopk translate evaluate | translate`: what trained models are good for.
+"""The commands `softtopk translate evaluate | translate | attention`, what models are good for.
 
 Without their parsing and printing.
 """
@@ -12,6 +12,8 @@ from pathlib import Path
 
 import torch
 
+from softtopk.seq2seq import EncoderDecoder
+
 from .._files import opened
 from ..errors import UsageError
 from ..runs import Report, Run, Table, check_device, write_tables
@@ -20,6 +22,7 @@ from ._data import read_part, read_pieces
 from ._decoding import BATCH_SIZE, Translation, Translator, signatures
 from ._execute import evaluate_beams
 from ._lookup import data_of, finished_parts, load_model, part_to_translate, require_modules
+from ._maps import attention_map, mean_tokens_holding, tokens_holding, write_attention
 from ._pieces import Pieces
 from ._settings import Settings, parse_beams, settings_in
 
@@ -31,10 +34,14 @@ def evaluate(
     split: str,
     length_penalty: float | None,
     out: Path | None,
+    hard_attention: bool = False,
     device: str = "cpu",
     threads: int | None = None,
 ) -> int:
-    """Translate a split with all finished models of a run, and print BLEU and chrF."""
+    """Translate a split with all finished models of a run, and print BLEU and chrF.
+
+    Also the number of source tokens that hold 95 % of the attention.
+    """
     require_modules("rich", "sentencepiece", "sacrebleu", "safetensors")
     if split not in ("valid", "test"):
         raise UsageError(f"--split {split!r}: give valid or test")
@@ -50,8 +57,9 @@ def evaluate(
         if data not in read:
             read[data] = read_part(data, split, *languages), *read_pieces(data, *languages)
         part, source, target = read[data]
-        model = load_model(run.weights, device)
+        model = _model(run, device, hard_attention)
         scores = evaluate_beams(model, source, target, part, sizes, penalty)
+        tokens = mean_tokens_holding(model, source, target, part)
         records += [
             {
                 "stage": run.config["stage"],
@@ -61,15 +69,21 @@ def evaluate(
                 "beam": int(beam),
                 "length_penalty": penalty,
                 **figures,
+                "attention_tokens": tokens,
+                "hard_attention": hard_attention,
                 "signatures": signatures(part),
             }
             for beam, figures in scores.items()
         ]
     table = Table(
         f"{split}, {records[0]['sentences']:,} sentences",
-        ["Stage", "Seed", "Beam", "BLEU", "chrF"],
+        ["Stage", "Seed", "Beam", "BLEU", "chrF", "Tokens with 95 %"],
         [
-            [r["stage"], str(r["seed"]), str(r["beam"]), f"{r['bleu']:.2f}", f"{r['chrf']:.2f}"]
+            [
+                r["stage"],
+                *(str(r[name]) for name in ("seed", "beam")),
+                *(f"{r[name]:.2f}" for name in ("bleu", "chrf", "attention_tokens")),
+            ]
             for r in records
         ],
     )
@@ -94,6 +108,7 @@ def translate(
     n_best: int,
     length_penalty: float | None,
     batch_size: int = BATCH_SIZE,
+    hard_attention: bool = False,
     device: str = "cpu",
     threads: int | None = None,
 ) -> Iterator[str]:
@@ -113,7 +128,9 @@ def translate(
     if n_best > width:
         raise UsageError(f"--n-best {n_best}: give at most the beam size, {width}, or raise --beam")
     penalty = settings.length_penalty if length_penalty is None else length_penalty
-    translator = _translator(run, settings, device, width, penalty, n_best)
+    source, target = read_pieces(data_of(run), settings.source, settings.target)
+    model = _model(run, device, hard_attention)
+    translator = Translator(model, source, target, width, penalty, n_best)
     numbered = enumerate(lines)
     while chunk := [
         (number, _decoded(line, number, name)) for number, line in islice(numbered, batch_size)
@@ -136,11 +153,59 @@ def read_lines(file: Path) -> Iterator[bytes]:
         yield from stream
 
 
-def _translator(
-    run: Run, settings: Settings, device: str, beam: int, penalty: float, n_best: int
-) -> Translator:
+def show_attention(
+    path: Path,
+    text: str,
+    *,
+    translation: str | None,
+    out: Path,
+    hard_attention: bool = False,
+    device: str = "cpu",
+    threads: int | None = None,
+) -> int:
+    """Draw what a model attends to in a sentence, and print the strongest alignments.
+
+    Along ``translation``, or along the model's own.
+    """
+    require_modules("rich", "sentencepiece", "safetensors", "matplotlib")
+    for option, given in (("text", text), ("translation", translation)):
+        if given is not None and not given.strip():
+            raise UsageError(f"--{option} {given!r}: give a sentence")
+    _check(None, device, threads)
+    run = part_to_translate(path)
+    settings = Settings(**settings_in(run.config))
     source, target = read_pieces(data_of(run), settings.source, settings.target)
-    return Translator(load_model(run.weights, device), source, target, beam, penalty, n_best)
+    model = _model(run, device, hard_attention)
+    if translation is None:
+        beam, penalty = max(settings.eval_beams), settings.length_penalty
+        translation = Translator(model, source, target, beam, penalty)([text])[0][0].text
+    shown = attention_map(model, source, target, text, translation)
+    table = Table(
+        f"{text} - {translation}",
+        ["Target token", "Source token", "Weight", "Tokens with 95 %"],
+        [
+            [aligned.target, aligned.source, f"{aligned.weight:.2f}", str(tokens)]
+            for aligned, tokens in zip(
+                shown.alignments(), tokens_holding(shown.weights).tolist(), strict=True
+            )
+        ],
+    )
+    report = Report()
+    report.console.print(table.to_rich())
+    report.say(f"written: {write_attention(shown, out)}")
+    return 0
+
+
+def _model(run: Run, device: str, hard_attention: bool) -> EncoderDecoder:
+    model = load_model(run.weights, device)
+    if hard_attention:
+        if model.config.attention_k is None:
+            raise UsageError(
+                f"--hard-attention: the model in {run.path} attends to all tokens; train one with "
+                "--attention soft-topk"
+            )
+        model.hard_eval = True
+    return model
 
 
 def _check(length_penalty: float | None, device: str, threads: int | None) -> None:

@@ -60,7 +60,7 @@ const Kernels<double>& kernels<double>() {
 using softtopk::kernels;
 
 // To be raised with every change of an interface below; the loader checks it.
-SOFTTOPK_EXPORT int32_t softtopk_abi_version() { return 1; }
+SOFTTOPK_EXPORT int32_t softtopk_abi_version() { return 2; }
 
 SOFTTOPK_EXPORT const char* softtopk_instruction_set() { return softtopk::current.load()->name; }
 
@@ -75,52 +75,63 @@ SOFTTOPK_EXPORT int32_t softtopk_use_instruction_set(const char* name) {
 // To be called if the process was forked after torch was loaded and before this library was.
 SOFTTOPK_EXPORT void softtopk_after_fork() { softtopk::after_fork(); }
 
-#define SOFTTOPK_INTERFACE(T, suffix)                                                             \
-    SOFTTOPK_EXPORT int32_t softtopk_threshold_##suffix(                                          \
-        const T* x, const uint8_t* mask, int64_t rows, int64_t n, double k, const double* ks,     \
-        double tau, const double* taus, int32_t largest, T* a, T* pivot, T* offset,               \
-        int32_t threads) {                                                                        \
-        return kernels<T>().threshold(                                                            \
-            {x, mask, rows, n, {k, ks}, {tau, taus}, largest != 0, a, pivot, offset, threads});   \
-    }                                                                                             \
-    SOFTTOPK_EXPORT int32_t softtopk_threshold_gradient_##suffix(                                 \
-        const T* a, const T* grad, int64_t rows, int64_t n, double tau, const double* taus,       \
-        T* grad_x, int32_t threads) {                                                             \
-        return kernels<T>().threshold_gradient({a, grad, rows, n, {tau, taus}, grad_x, threads}); \
-    }                                                                                             \
-    SOFTTOPK_EXPORT int32_t softtopk_ranking_##suffix(                                            \
-        const T* x, const uint8_t* mask, int64_t rows, int64_t n, int64_t k, double tau,          \
-        const double* taus, int32_t largest, T* plan, T* pivot, double* offset,                   \
-        uint8_t* converged, int32_t threads) {                                                    \
-        return kernels<T>().ranking({x,                                                           \
-                                     mask,                                                        \
-                                     rows,                                                        \
-                                     n,                                                           \
-                                     k,                                                           \
-                                     {tau, taus},                                                 \
-                                     largest != 0,                                                \
-                                     plan,                                                        \
-                                     pivot,                                                       \
-                                     offset,                                                      \
-                                     converged,                                                   \
-                                     threads});                                                   \
-    }                                                                                             \
-    SOFTTOPK_EXPORT int32_t softtopk_ranking_gradient_##suffix(                                   \
-        const T* x, const uint8_t* mask, const T* pivot, const double* offset, const T* grad,     \
-        int64_t rows, int64_t n, int64_t k, double tau, const double* taus, int32_t largest,      \
-        T* grad_x, int32_t threads) {                                                             \
-        return kernels<T>().ranking_gradient({x,                                                  \
-                                              mask,                                               \
-                                              pivot,                                              \
-                                              offset,                                             \
-                                              grad,                                               \
-                                              rows,                                               \
-                                              n,                                                  \
-                                              k,                                                  \
-                                              {tau, taus},                                        \
-                                              largest != 0,                                       \
-                                              grad_x,                                             \
-                                              threads});                                          \
+#define SOFTTOPK_INTERFACE(T, suffix)                                                              \
+    SOFTTOPK_EXPORT int32_t softtopk_threshold_##suffix(                                           \
+        const T* x, const uint8_t* mask, int64_t rows, int64_t n, double k, const double* ks,      \
+        double tau, const double* taus, int32_t largest, T* a, T* pivot, T* offset,                \
+        int32_t threads) {                                                                         \
+        return kernels<T>().threshold(                                                             \
+            {x, mask, rows, n, {k, ks}, {tau, taus}, largest != 0, a, pivot, offset, threads});    \
+    }                                                                                              \
+    SOFTTOPK_EXPORT int32_t softtopk_threshold_gradient_##suffix(                                  \
+        const T* a, const T* grad, int64_t rows, int64_t n, double tau, const double* taus,        \
+        T* grad_x, int32_t threads) {                                                              \
+        return kernels<T>().threshold_gradient({a, grad, rows, n, {tau, taus}, grad_x, threads});  \
+    }                                                                                              \
+    SOFTTOPK_EXPORT int32_t softtopk_softmax_##suffix(                                             \
+        const T* x, const uint8_t* mask, int64_t rows, int64_t n, double k, const double* ks,      \
+        double tau, const double* taus, T* a, T* w, int32_t threads) {                             \
+        return kernels<T>().softmax(                                                               \
+            {{x, mask, rows, n, {k, ks}, {tau, taus}, true, a, nullptr, nullptr, threads}, w});    \
+    }                                                                                              \
+    SOFTTOPK_EXPORT int32_t softtopk_softmax_gradient_##suffix(                                    \
+        const T* w, const T* a, const T* grad, int64_t rows, int64_t n, double tau,                \
+        const double* taus, T* grad_x, int32_t threads) {                                          \
+        return kernels<T>().softmax_gradient({w, a, grad, rows, n, {tau, taus}, grad_x, threads}); \
+    }                                                                                              \
+    SOFTTOPK_EXPORT int32_t softtopk_ranking_##suffix(                                             \
+        const T* x, const uint8_t* mask, int64_t rows, int64_t n, int64_t k, double tau,           \
+        const double* taus, int32_t largest, T* plan, T* pivot, double* offset,                    \
+        uint8_t* converged, int32_t threads) {                                                     \
+        return kernels<T>().ranking({x,                                                            \
+                                     mask,                                                         \
+                                     rows,                                                         \
+                                     n,                                                            \
+                                     k,                                                            \
+                                     {tau, taus},                                                  \
+                                     largest != 0,                                                 \
+                                     plan,                                                         \
+                                     pivot,                                                        \
+                                     offset,                                                       \
+                                     converged,                                                    \
+                                     threads});                                                    \
+    }                                                                                              \
+    SOFTTOPK_EXPORT int32_t softtopk_ranking_gradient_##suffix(                                    \
+        const T* x, const uint8_t* mask, const T* pivot, const double* offset, const T* grad,      \
+        int64_t rows, int64_t n, int64_t k, double tau, const double* taus, int32_t largest,       \
+        T* grad_x, int32_t threads) {                                                              \
+        return kernels<T>().ranking_gradient({x,                                                   \
+                                              mask,                                                \
+                                              pivot,                                               \
+                                              offset,                                              \
+                                              grad,                                                \
+                                              rows,                                                \
+                                              n,                                                   \
+                                              k,                                                   \
+                                              {tau, taus},                                         \
+                                              largest != 0,                                        \
+                                              grad_x,                                              \
+                                              threads});                                           \
     }
 
 SOFTTOPK_INTERFACE(float, f32)

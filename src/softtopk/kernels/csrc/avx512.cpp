@@ -19,6 +19,7 @@ namespace softtopk {
 namespace on_avx512 {
 #include "vector.hpp"
 #include "threshold.hpp"
+#include "softmax.hpp"
 #include "ranking.hpp"
 #include "table.hpp"
 }  // namespace on_avx512

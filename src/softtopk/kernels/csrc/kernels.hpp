@@ -78,6 +78,22 @@ struct ThresholdGradientCall {
     int threads;
 };
 
+// The softmax among the soft top k: of a selection of the largest, whose A is written too.
+template <class T>
+struct SoftmaxCall {
+    ThresholdCall<T> selection;
+    T* w;
+};
+
+template <class T>
+struct SoftmaxGradientCall {
+    const T *w, *a, *grad;
+    int64_t rows, n;
+    PerRow tau;
+    T* grad_x;
+    int threads;
+};
+
 // The sorted operator. What backward needs of a row are its k + 1 best scores as the solver sees
 // them (largest wanted, -inf where there are no more) and the thresholds, measured from the first k
 // of these in units of tau. In double, since their roundings add up over the ranks.
@@ -113,6 +129,8 @@ template <class T>
 struct Kernels {
     Status (*threshold)(const ThresholdCall<T>&);
     Status (*threshold_gradient)(const ThresholdGradientCall<T>&);
+    Status (*softmax)(const SoftmaxCall<T>&);
+    Status (*softmax_gradient)(const SoftmaxGradientCall<T>&);
     Status (*ranking)(const RankingCall<T>&);
     Status (*ranking_gradient)(const RankingGradientCall<T>&);
 };

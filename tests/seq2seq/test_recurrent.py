@@ -262,3 +262,28 @@ def test_weights_of_another_size_are_refused():
 def test_padding_of_a_source_comes_last(source):
     with pytest.raises(ValueError, match="source must have a token in every row, and its padding"):
         model().encode(torch.tensor(source))
+
+
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+@pytest.mark.parametrize("k", [None, 2])
+def test_attention_weights_are_those_of_the_steps(cell, k):
+    net = model(cell, attention_k=k)
+    seen = []
+    handle = net.attention.register_forward_hook(lambda module, args, out: seen.append(out[1]))
+    net(SOURCE, INPUTS)
+    handle.remove()
+    found = net.attention_weights(SOURCE, torch.tensor([[5, 6, 3, 0], [7, 8, 9, 3]]))
+    torch.testing.assert_close(found, torch.stack(seen, 1))
+    assert not found[1, :, 3:].any()
+    by_head = net.attention_weights(SOURCE, TARGET, by_head=True)
+    torch.testing.assert_close(by_head, found.unsqueeze(1))
+
+
+def test_hard_in_evaluation():
+    net = model(attention_k=2)
+    assert not net.hard_eval
+    net.hard_eval = True
+    assert net.attention.hard_eval
+    assert ((net.attention_weights(SOURCE, TARGET) > 0).sum(-1) == 2).all()
+    net.hard_eval = False
+    assert (net.attention_weights(SOURCE, TARGET) > 0).sum(-1).min() > 2

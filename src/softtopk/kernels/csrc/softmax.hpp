@@ -1,0 +1,165 @@
+// The softmax among the soft top k: w ~ exp(x) A, with A of the unsorted operator. Included once in
+// each instruction set's file, after threshold.hpp.
+//
+// The product needs no logarithm of A: the largest score has the largest A, at least k / n, so that
+// what underflows beside it is no part of the sum.
+
+// The largest element of a row, or NaN if there is one.
+template <class T>
+T largest_of(const T* x, int64_t n, int threads, const Scratch<T>& scratch) {
+    using S = Vector<T>;
+    each_piece(n, threads, scratch, [=](int64_t begin, int64_t end, auto& partial) {
+        auto largest = S::all(-kInf<T>);
+        typename S::M unordered{};
+        const auto take = [&](typename S::V v) {
+            unordered |= v != v;
+            largest = S::select(v > largest, v, largest);
+        };
+        int64_t i = begin;
+        for (; i + S::width <= end; i += S::width) take(load(x + i));
+        if (i < end) take(load_part(x + i, end - i, -kInf<T>));
+        partial.sums[0] = static_cast<double>(largest_lane<T>(largest));
+        partial.nan = bits_of<T>(unordered) != 0;
+    });
+    double largest = -kInfinity;
+    for (int64_t i = 0; i < pieces(n); ++i) {
+        if (scratch.piece(i).nan) return std::numeric_limits<T>::quiet_NaN();
+        largest = std::max(largest, scratch.piece(i).sums[0]);
+    }
+    return static_cast<T>(largest);
+}
+
+template <class T>
+void weigh(const T* x, const T* a, int64_t n, T* w, int threads, const Scratch<T>& scratch) {
+    using S = Vector<T>;
+    using V = typename S::V;
+    const T largest = largest_of(x, n, threads, scratch);
+    if (!(largest < kInf<T>)) {  // as torch.softmax has it
+        std::fill(w, w + n, std::numeric_limits<T>::quiet_NaN());
+        return;
+    }
+    if (largest == -kInf<T>) {
+        std::fill(w, w + n, T(0));
+        return;
+    }
+    each_piece(n, threads, scratch, [=](int64_t begin, int64_t end, auto& partial) {
+        const auto weight = [=](V v, V share) {
+            if (bits_of<T>(share > S::all(0)) == 0) return S::all(0);
+            return exp_of_negative<T>(v - largest) * share;
+        };
+        partial.sums[0] = 0.0;
+        for (int64_t i = begin; i < end;) {
+            const int64_t stop = std::min(end, i + 64 * S::width);
+            V total = S::all(0);
+            for (; i + S::width <= stop; i += S::width) {
+                const V v = weight(load(x + i), load(a + i));
+                store(w + i, v);
+                total += v;
+            }
+            if (i < stop) {
+                const int64_t left = stop - i;
+                const V v = weight(load_part(x + i, left, largest), load_part(a + i, left, T(0)));
+                store_part(w + i, left, v);
+                total += v;
+                i = stop;
+            }
+            partial.sums[0] += sum_of_lanes<T>(total);
+        }
+    });
+    double total = 0.0;
+    for (int64_t i = 0; i < pieces(n); ++i) total += scratch.piece(i).sums[0];
+    const T rate = total > 0.0 ? static_cast<T>(1.0 / total) : T(0);
+    each_piece(n, threads, scratch, [=](int64_t begin, int64_t end, auto&) {
+        int64_t i = begin;
+        for (; i + S::width <= end; i += S::width) store(w + i, load(w + i) * rate);
+        if (i < end) store_part(w + i, end - i, load_part(w + i, end - i, T(0)) * rate);
+    });
+}
+
+// With u = w (g - sum(w g)), the derivative of the softmax, and s = A (1 - A):
+// g_x = u + (u (1 - A) - s sum(u (1 - A)) / sum(s)) / tau.
+template <class T>
+Status softmax_gradient_of_row(const SoftmaxGradientCall<T>& call, int64_t row, int threads,
+                               const Scratch<T>& scratch) {
+    using S = Vector<T>;
+    using V = typename S::V;
+    const int64_t n = call.n;
+    const T *w = call.w + row * n, *a = call.a + row * n, *grad = call.grad + row * n;
+    T* out = call.grad_x + row * n;
+    // Sums of two quantities, each a function of w, A and g.
+    const auto sums_of = [&](auto terms) {
+        each_piece(n, threads, scratch, [=](int64_t begin, int64_t end, auto& partial) {
+            partial.sums[0] = partial.sums[1] = 0.0;
+            for (int64_t i = begin; i < end;) {
+                const int64_t stop = std::min(end, i + 64 * S::width);
+                V one = S::all(0), two = S::all(0);
+                for (; i + S::width <= stop; i += S::width) {
+                    terms(load(w + i), load(a + i), load(grad + i), one, two);
+                }
+                if (i < stop) {
+                    terms(load_part(w + i, stop - i, T(0)), load_part(a + i, stop - i, T(0)),
+                          load_part(grad + i, stop - i, T(0)), one, two);
+                    i = stop;
+                }
+                partial.sums[0] += sum_of_lanes<T>(one);
+                partial.sums[1] += sum_of_lanes<T>(two);
+            }
+        });
+        std::array<double, 2> sums{};
+        for (int64_t i = 0; i < pieces(n); ++i) {
+            sums[0] += scratch.piece(i).sums[0];
+            sums[1] += scratch.piece(i).sums[1];
+        }
+        return sums;
+    };
+    const auto first = sums_of([](V v, V share, V g, V& sum, V& slope) {
+        sum += v * g;
+        slope += share * (T(1) - share);
+    });
+    const T mean = static_cast<T>(first[0]);
+    const auto second =
+        sums_of([=](V v, V share, V g, V& pull, V&) { pull += v * (g - mean) * (T(1) - share); });
+    const T shift = first[1] > 0.0 ? static_cast<T>(second[0] / first[1]) : T(0);
+    const T rate = 1 / static_cast<T>(call.tau[row]);
+    each_piece(n, threads, scratch, [=](int64_t begin, int64_t end, auto&) {
+        const auto pass = [=](V v, V share, V g) {
+            const V u = v * (g - mean), rest = T(1) - share;
+            // No derivative in a row with a NaN, and none of 0 times infinity elsewhere.
+            return S::select(share > S::all(0), u + (u - share * shift) * rest * rate, S::all(0));
+        };
+        int64_t i = begin;
+        for (; i + S::width <= end; i += S::width)
+            store(out + i, pass(load(w + i), load(a + i), load(grad + i)));
+        if (i < end) {
+            const int64_t left = end - i;
+            store_part(out + i, left,
+                       pass(load_part(w + i, left, T(0)), load_part(a + i, left, T(0)),
+                            load_part(grad + i, left, T(0))));
+        }
+    });
+    return kDone;
+}
+
+template <class T>
+Status softmax(const SoftmaxCall<T>& call) {
+    const ThresholdCall<T>& selection = call.selection;
+    const int64_t n = selection.n;
+    const int threads = threads_for(selection.rows * n, 16384, selection.threads);
+    return each_row<T>(
+        selection.rows, n, threads, selection.mask == nullptr ? 2 : 3,
+        [&](int64_t row, int row_threads, const Scratch<T>& scratch) {
+            const Status status = threshold_of_row(selection, row, row_threads, scratch);
+            const T* x = selection.mask == nullptr ? selection.x + row * n : scratch.row;
+            weigh(x, selection.a + row * n, n, call.w + row * n, row_threads, scratch);
+            return status;
+        });
+}
+
+template <class T>
+Status softmax_gradient(const SoftmaxGradientCall<T>& call) {
+    const int threads = threads_for(call.rows * call.n, 32768, call.threads);
+    return each_row<T>(call.rows, call.n, threads, 0,
+                       [&](int64_t row, int row_threads, const Scratch<T>& scratch) {
+                           return softmax_gradient_of_row(call, row, row_threads, scratch);
+                       });
+}

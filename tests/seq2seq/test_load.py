@@ -1,0 +1,63 @@
+"""Files of one kind of model or another."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from softtopk.seq2seq import Seq2Seq, Seq2SeqConfig, Transformer, TransformerConfig, load
+
+SOURCE, INPUTS = torch.tensor([[4, 5, 3], [6, 3, 0]]), torch.tensor([[2, 5], [2, 7]])
+
+
+def models():
+    yield Seq2Seq(Seq2SeqConfig(source_vocab=9, target_vocab=8, embedding=4, hidden=3))
+    yield Transformer(
+        TransformerConfig(source_vocab=9, target_vocab=8, width=4, heads=2, feedforward=3)
+    )
+
+
+def test_the_kind_is_found(tmp_path):
+    for net in models():
+        net.save(tmp_path / "model")
+        again = load(tmp_path / "model")
+        assert type(again) is type(net)
+        assert torch.equal(again.eval()(SOURCE, INPUTS), net.eval()(SOURCE, INPUTS))
+
+
+def test_the_other_kind_is_refused(tmp_path):
+    recurrent, transformer = models()
+    transformer.save(tmp_path / "model")
+    with pytest.raises(ValueError, match=r"not a file that Seq2Seq\.save wrote.*no metadata"):
+        Seq2Seq.load(tmp_path / "model")
+    recurrent.save(tmp_path / "model")
+    with pytest.raises(ValueError, match=r"not a file that Transformer\.save wrote.*no metadata"):
+        Transformer.load(tmp_path / "model")
+
+
+def test_other_files_are_refused(tmp_path):
+    save_file({"weight": torch.zeros(2)}, tmp_path / "model")
+    with pytest.raises(ValueError, match=r"Seq2Seq\.save or Transformer\.save wrote: it has no"):
+        load(tmp_path / "model")
+    (tmp_path / "model").write_bytes(b"nothing")
+    with pytest.raises(ValueError, match=r"Seq2Seq\.save or Transformer\.save wrote"):
+        load(tmp_path / "model")
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_file_from_before_there_was_another_model(tmp_path, tied):
+    """As version 1 of the format has it, without the settings that came later."""
+    config = {
+        "source_vocab": 9, "target_vocab": 8, "embedding": 4, "hidden": 3, "cell": "lstm",
+        "dropout": 0.35, "tied": tied, "pad": 0, "bos": 2, "eos": 3,
+    }  # fmt: skip
+    net = Seq2Seq(Seq2SeqConfig(**config)).eval()
+    weights = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    if tied:
+        del weights["output.weight"]
+    described = {"attention": "AdditiveAttention", **config}
+    save_file(weights, tmp_path / "model", {"softtopk.Seq2Seq 1": json.dumps(described)})
+    for again in (load(tmp_path / "model"), Seq2Seq.load(tmp_path / "model")):
+        assert again.config == net.config
+        assert torch.equal(again.eval()(SOURCE, INPUTS), net(SOURCE, INPUTS))
