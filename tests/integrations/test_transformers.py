@@ -369,6 +369,26 @@ def test_masks_of_four_dimensions(name: str) -> None:
         torch.testing.assert_close(got[real], expected[real], rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_floating_mask_deletes_keys(dtype: torch.dtype) -> None:
+    """Beside a bias, in a row without keys, and where masked scores must not count as a scale."""
+    module = build("t5", soft_topk={"topk": 3, "normalize": "row"}).encoder.block[0].layer[0]
+    query, key, value = torch.randn(3, 2, 4, 6, 8).to(dtype)
+    bias = torch.randn(1, 4, 6, 6).to(dtype)
+    mask = torch.rand(2, 1, 6, 6) < 0.7
+    mask[0, 0, 2] = False
+    lowest = torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min)
+    attend = AttentionInterface()["soft_topk"]
+    expected, got = (
+        attend(module.SelfAttention, query, key, value, m, position_bias=bias)[0]
+        for m in (mask, lowest)
+    )
+    assert torch.equal(got, expected)
+    assert (got[0, 2] == 0).all()
+    without = attend(module.SelfAttention, query, key, value, mask)[0]
+    assert not torch.allclose(got, without, atol=1e-2)
+
+
 # --------------------------------------------------------------------------------------- generation
 
 
