@@ -92,6 +92,7 @@ def test_public_names():
         "entropic_plan",
         "log_soft_topk",
         "soft_topk",
+        "soft_topk_softmax",
         "sorted_soft_topk",
         "topk_threshold",
     }
