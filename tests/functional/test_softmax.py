@@ -13,6 +13,7 @@ from torch.func import grad, jacfwd, jacrev, vmap
 from torch.testing import assert_close
 
 from softtopk import Sinkhorn, log_soft_topk, soft_topk, soft_topk_softmax
+from softtopk.functional._softmax import softmax_of_largest
 
 INF = math.inf
 MASK = torch.tensor([[1, 1, 0, 1, 1, 1], [1, 0, 1, 1, 1, 0]]).bool()
@@ -144,6 +145,33 @@ def test_hard_weights(eps):
     assert_close(*slopes)
     with torch.no_grad():
         assert_close(soft_topk_softmax(scores, 4, eps=eps, hard=True), expected.detach())
+
+
+@given(data=st.data())
+def test_hard_weights_of_special_values(data):
+    """Exactly k elements, none of them below one that is left out, with their softmax."""
+    n = data.draw(st.integers(1, 40), "n")
+    k = data.draw(st.integers(1, n), "k")
+    number = st.sampled_from([0.0, 1.0, 1e30, -3e38, 3e38, -INF]) | st.integers(-3, 3).map(float)
+    scores = torch.tensor(data.draw(st.lists(number, min_size=n, max_size=n)))
+    mask = torch.tensor(data.draw(st.lists(st.booleans(), min_size=n, max_size=n)))
+    weights, places = softmax_of_largest(scores, mask, k)
+    assert len(set(places.tolist())) == k
+    left = scores.masked_fill(~mask, -INF)
+    assert_close(left[places].sort().values, left.topk(k).values.flip(0))
+    assert_close(weights, torch.nan_to_num(left[places].softmax(0)))
+    whole = soft_topk_softmax(scores, k, mask=mask, hard=True)
+    assert_close(whole.sort().values, torch.zeros(n).scatter(0, places, weights).sort().values)
+
+
+@pytest.mark.parametrize("k", [1, 7, 300, 20_001])
+def test_hard_weights_of_long_rows(k):
+    scores = randn(2, 20_001).float()
+    weights, places = softmax_of_largest(scores, None, k)
+    expected = torch.zeros_like(scores).scatter(1, *reversed(scores.topk(k)))
+    found = torch.zeros_like(scores).scatter(1, places, scores.gather(1, places))
+    assert torch.equal(found, expected)
+    assert_close(weights, scores.gather(1, places).softmax(1), rtol=1e-5, atol=1e-7)
 
 
 def test_the_options_of_the_selection():

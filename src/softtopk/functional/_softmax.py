@@ -27,6 +27,7 @@ from ._operators import (
     straight_through,
     unsorted_rows,
 )
+from ._rows import Rows, compute_dtype
 
 
 def soft_topk_softmax(
@@ -46,8 +47,8 @@ def soft_topk_softmax(
     attention of the paper, whose weights have a gradient for elements outside of the top k too.
 
     Args:
-        hard: Return the softmax over exactly the k elements that ``torch.topk`` selects, with the
-            gradient of the soft one (straight-through).
+        hard: Return the softmax over exactly the k largest elements, with the gradient of the soft
+            one (straight-through). A fractional k is rounded.
 
     The other arguments are those of `soft_topk`. A row of at most k elements, those that a mask or
     -inf excludes not counted, has its ordinary softmax.
@@ -68,17 +69,42 @@ def soft_topk_softmax(
     )
     sinkhorn = sinkhorn_setting(solver)
     if hard:
-        scores = rows.canonical().scores.detach()
-        chosen = hard_selection(rows.canonical(), k) > 0
-        kept = softmax_or_zero(scores.masked_fill(~chosen, -math.inf))
+        kept = _hard_softmax(rows, k)
         if not may_differentiate(rows.scores, rows.tau, k):
             return rows.restore(kept)
     if sinkhorn is None and not is_traced(rows.scores) and fuses(rows, k):
-        weights = _Softmax.apply(rows.scores, rows.mask, k, rows.tau)[0]
+        weights = _softmax(rows, k)
     else:
         rows = rows.canonical()
         weights = softmax_or_zero(rows.scores + log_indicator_of(rows, k, sinkhorn))
     return rows.restore(straight_through(kept, weights) if hard else weights)
+
+
+def softmax_of_largest(scores: Tensor, mask: Tensor | None, k: int) -> tuple[Tensor, Tensor]:
+    """The softmax over the k largest of the rows (..., n), and their places: (..., k).
+
+    Without derivatives. Where a row has fewer than k elements, the others have a weight of zero.
+    """
+    scores = scores.detach()
+    single = scores.to(compute_dtype(scores.dtype))
+    library = native_for(single, *([] if mask is None else [mask])) if k > 0 else None
+    if library is not None:
+        mask = None if mask is None else mask.expand(scores.shape).contiguous()
+        weights, index = library.hard_softmax(dense(single), mask, k)
+        return weights.to(scores.dtype), index
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf)
+    best, index = scores.topk(k, dim=-1, sorted=False)
+    return softmax_or_zero(best), index
+
+
+def _hard_softmax(rows: Rows, k: Count) -> Tensor:
+    if isinstance(k, Tensor):
+        rows = rows.canonical()
+        chosen = hard_selection(rows, k) > 0
+        return softmax_or_zero(rows.scores.detach().masked_fill(~chosen, -math.inf))
+    weights, index = softmax_of_largest(rows.scores, rows.mask, round(k))
+    return torch.zeros_like(rows.scores).scatter(-1, index, weights)
 
 
 def softmax_or_zero(scores: Tensor) -> Tensor:
@@ -88,6 +114,23 @@ def softmax_or_zero(scores: Tensor) -> Tensor:
     return scores.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)
 
 
+def _softmax(rows: Rows, k: Count) -> Tensor:
+    """If the rows fuse."""
+    x = rows.scores
+    if x.requires_grad and torch.is_grad_enabled():
+        return _Softmax.apply(x, rows.mask, k, rows.tau)[0]
+    return _solve(x, rows.mask, k, rows.tau, None)
+
+
+def _solve(
+    x: Tensor, mask: Tensor | None, k: Count, tau: Strength, indicator: Tensor | None
+) -> Tensor:
+    library = kernels.native()
+    assert library is not None
+    x, mask = dense(x), None if mask is None else mask.contiguous()
+    return library.softmax(x, mask, per_row(k, x), per_row(tau, x), indicator=indicator)
+
+
 class _Softmax(torch.autograd.Function):
     """x (..., n), mask, k, tau -> the weights (..., n), and A, which the derivative needs."""
 
@@ -95,11 +138,8 @@ class _Softmax(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, mask: Tensor | None, k: Count, tau: Strength
     ) -> tuple[Tensor, Tensor]:
-        library = kernels.native()
-        assert library is not None
-        x = dense(x)
-        mask = None if mask is None else mask.contiguous()
-        w, a = library.softmax(x, mask, per_row(k, x), per_row(tau, x))
+        a = torch.empty(x.shape, dtype=x.dtype)
+        w = _solve(x, mask, k, tau, a)
         ctx.save_for_backward(w, a)
         ctx.tau = tau
         ctx.set_materialize_grads(False)

@@ -39,6 +39,7 @@ class Native:
             *("threshold_gradient", _ARRAY, _ARRAY, _SIZE, _SIZE, *per_row, _ARRAY, _INT)
         )
         self._softmax = declare(*("softmax", *scores, *per_row, *per_row, _ARRAY, _ARRAY, _INT))
+        self._hard_softmax = declare(*("hard_softmax", *scores, _SIZE, _ARRAY, _ARRAY, _INT))
         self._softmax_gradient = declare(
             *("softmax_gradient", _ARRAY, _ARRAY, _ARRAY, _SIZE, _SIZE, *per_row, _ARRAY, _INT)
         )
@@ -102,11 +103,20 @@ class Native:
         return grad_x
 
     def softmax(
-        self, x: Tensor, mask: Tensor | None, k: float | Tensor, tau: float | Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """The softmax among the soft top k of the rows ``x`` (..., n), and the indicator."""
+        self,
+        x: Tensor,
+        mask: Tensor | None,
+        k: float | Tensor,
+        tau: float | Tensor,
+        *,
+        indicator: Tensor | None = None,
+    ) -> Tensor:
+        """The softmax among the soft top k of the rows ``x`` (..., n).
+
+        Writes ``indicator`` (..., n) too if it is given.
+        """
         n = x.shape[-1]
-        w, a = torch.empty_like(x), torch.empty_like(x)
+        w = torch.empty_like(x)
         status = self._softmax[x.dtype](
             x.data_ptr(),
             _pointer(mask),
@@ -114,12 +124,30 @@ class Native:
             n,
             *_per_row(k),
             *_per_row(tau),
-            a.data_ptr(),
+            _pointer(indicator),
             w.data_ptr(),
             torch.get_num_threads(),
         )
         _check(status)
-        return w, a
+        return w
+
+    def hard_softmax(self, x: Tensor, mask: Tensor | None, k: int) -> tuple[Tensor, Tensor]:
+        """The softmax over the k largest of the rows ``x`` (..., n), and their places: (..., k)."""
+        n = x.shape[-1]
+        w = x.new_empty(*x.shape[:-1], k)
+        index = torch.empty_like(w, dtype=torch.int64)
+        status = self._hard_softmax[x.dtype](
+            x.data_ptr(),
+            _pointer(mask),
+            x.numel() // n,
+            n,
+            k,
+            w.data_ptr(),
+            index.data_ptr(),
+            torch.get_num_threads(),
+        )
+        _check(status)
+        return w, index
 
     def softmax_gradient(self, w: Tensor, a: Tensor, grad: Tensor, tau: float | Tensor) -> Tensor:
         """The derivative of the softmax ``w`` (..., n) with the indicator ``a``, times ``grad``."""

@@ -19,7 +19,7 @@ from ..functional._arguments import (
     check_flag,
     may_differentiate,
 )
-from ..functional._softmax import softmax_or_zero
+from ..functional._softmax import softmax_of_largest, softmax_or_zero
 
 
 @overload
@@ -217,10 +217,7 @@ def _attend_to_few(
     need_weights: bool,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention to the ``topk`` keys with the largest scores, which reads their values only."""
-    if mask is not None:
-        scores = scores.masked_fill(~mask, -math.inf)
-    best, index = scores.topk(topk, dim=-1, sorted=False)
-    weights = softmax_or_zero(best)
+    weights, index = softmax_of_largest(scores, mask, topk)
     if dropout_p > 0.0:
         weights = F.dropout(weights, dropout_p)
     # One table of all values, and for every query a bag of its rows: unlike a gather, which would

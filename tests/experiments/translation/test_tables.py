@@ -226,9 +226,9 @@ def test_the_baseline_is_of_the_same_model(records: Records) -> None:
         "teacher-forcing", 0, 33.0, model="transformer", attention="soft-topk", attention_k=4
     )
     rows = collect(records.runs)
-    assert baseline_of(rows[-1], rows) is None
+    assert forcing_beside(rows[-1], rows) is None
     records.add("teacher-forcing", 0, 36.0, model="transformer", attention="soft-topk", cell="lstm")
     rows = collect(records.runs)
-    best = baseline_of(rows[-1], rows)
+    best = forcing_beside(rows[-1], rows)
     assert best is not None
     assert best.bleu("test", "5") == {0: 36.0}

@@ -94,6 +94,24 @@ SOFTTOPK_EXPORT void softtopk_after_fork() { softtopk::after_fork(); }
         return kernels<T>().softmax(                                                               \
             {{x, mask, rows, n, {k, ks}, {tau, taus}, true, a, nullptr, nullptr, threads}, w});    \
     }                                                                                              \
+    SOFTTOPK_EXPORT int32_t softtopk_hard_softmax_##suffix(                                        \
+        const T* x, const uint8_t* mask, int64_t rows, int64_t n, int64_t k, T* w, int64_t* index, \
+        int32_t threads) {                                                                         \
+        const double places = static_cast<double>(k);                                              \
+        return kernels<T>().hard_softmax({{x,                                                      \
+                                           mask,                                                   \
+                                           rows,                                                   \
+                                           n,                                                      \
+                                           {places, nullptr},                                      \
+                                           {1.0, nullptr},                                         \
+                                           true,                                                   \
+                                           nullptr,                                                \
+                                           nullptr,                                                \
+                                           nullptr,                                                \
+                                           threads},                                               \
+                                          w,                                                       \
+                                          index});                                                 \
+    }                                                                                              \
     SOFTTOPK_EXPORT int32_t softtopk_softmax_gradient_##suffix(                                    \
         const T* w, const T* a, const T* grad, int64_t rows, int64_t n, double tau,                \
         const double* taus, T* grad_x, int32_t threads) {                                          \

@@ -78,11 +78,20 @@ struct ThresholdGradientCall {
     int threads;
 };
 
-// The softmax among the soft top k: of a selection of the largest, whose A is written too.
+// The softmax among the soft top k: of a selection of the largest, whose A is written too unless it
+// is null.
 template <class T>
 struct SoftmaxCall {
     ThresholdCall<T> selection;
     T* w;
+};
+
+// The softmax over exactly the k largest, 1 <= k <= n.
+template <class T>
+struct HardSoftmaxCall {
+    ThresholdCall<T> selection;  // its tau and arrays are not used
+    T* w;                        // (rows, k)
+    int64_t* index;              // (rows, k)
 };
 
 template <class T>
@@ -130,6 +139,7 @@ struct Kernels {
     Status (*threshold)(const ThresholdCall<T>&);
     Status (*threshold_gradient)(const ThresholdGradientCall<T>&);
     Status (*softmax)(const SoftmaxCall<T>&);
+    Status (*hard_softmax)(const HardSoftmaxCall<T>&);
     Status (*softmax_gradient)(const SoftmaxGradientCall<T>&);
     Status (*ranking)(const RankingCall<T>&);
     Status (*ranking_gradient)(const RankingGradientCall<T>&);

@@ -141,18 +141,88 @@ Status softmax_gradient_of_row(const SoftmaxGradientCall<T>& call, int64_t row, 
 }
 
 template <class T>
-Status softmax(const SoftmaxCall<T>& call) {
+Status softmax_of_row(const SoftmaxCall<T>& call, int64_t row, int threads,
+                      const Scratch<T>& scratch) {
     const ThresholdCall<T>& selection = call.selection;
     const int64_t n = selection.n;
-    const int threads = threads_for(selection.rows * n, 16384, selection.threads);
-    return each_row<T>(
-        selection.rows, n, threads, selection.mask == nullptr ? 2 : 3,
-        [&](int64_t row, int row_threads, const Scratch<T>& scratch) {
-            const Status status = threshold_of_row(selection, row, row_threads, scratch);
-            const T* x = selection.mask == nullptr ? selection.x + row * n : scratch.row;
-            weigh(x, selection.a + row * n, n, call.w + row * n, row_threads, scratch);
-            return status;
-        });
+    const T tau = static_cast<T>(selection.tau[row]);
+    const T* x = canonical(selection, row, scratch, threads);
+    const Root<T> root = solve(x, n, selection.k[row], tau, threads, scratch);
+    T* a = selection.a == nullptr ? scratch.share : selection.a + row * n;
+    write_indicator(x, n, root, tau, a, threads, scratch);
+    weigh(x, a, n, call.w + row * n, threads, scratch);
+    return is_shared(root) ? kShared : kDone;
+}
+
+// The softmax over exactly the k largest elements, and where these are, in the order of the row. Of
+// those that are tied with the last of them, the first.
+template <class T>
+Status hard_softmax_of_row(const HardSoftmaxCall<T>& call, int64_t row, int threads,
+                           const Scratch<T>& scratch) {
+    using S = Vector<T>;
+    const int64_t n = call.selection.n, k = static_cast<int64_t>(call.selection.k[row]);
+    const T* x = canonical(call.selection, row, scratch, threads);
+    T* w = call.w + row * k;
+    int64_t* index = call.index + row * k;
+    const Order<T> order = order_of(x, n, k, threads, scratch);
+    const T pivot = order.pivot;
+    int64_t count = 0, ties = k - order.above;
+    T largest = -kInf<T>;
+    const auto take = [&](int64_t i) {
+        if (x[i] < pivot || (x[i] == pivot && ties-- <= 0)) return;
+        largest = std::max(largest, x[i]);
+        w[count] = x[i];
+        index[count++] = i;
+    };
+    if (!std::isnan(pivot)) {
+        int64_t i = 0;
+        for (; i + S::width <= n && count < k; i += S::width) {
+            for (unsigned bits = bits_of<T>(load(x + i) >= S::all(pivot)); bits && count < k;
+                 bits &= bits - 1) {
+                take(i + lowest_of(bits));
+            }
+        }
+        for (; i < n && count < k; ++i) take(i);
+    }
+    if (std::isnan(pivot) || largest == kInf<T>) {
+        for (int64_t i = count; i < k; ++i) index[i] = i;
+        std::fill(w, w + k, std::numeric_limits<T>::quiet_NaN());
+        return kDone;
+    }
+    if (largest == -kInf<T>) {
+        std::fill(w, w + k, T(0));
+        return kDone;
+    }
+    typename S::V total = S::all(0);
+    for (int64_t i = 0; i < k; i += S::width) {
+        const int64_t left = std::min<int64_t>(S::width, k - i);
+        const auto v = exp_of_negative<T>(load_part(w + i, left, -kInf<T>) - largest);
+        store_part(w + i, left, v);
+        total += v;
+    }
+    const T rate = 1 / sum_of_lanes<T>(total);
+    for (int64_t i = 0; i < k; ++i) w[i] *= rate;
+    return kDone;
+}
+
+template <class T>
+Status softmax(const SoftmaxCall<T>& call) {
+    const ThresholdCall<T>& selection = call.selection;
+    const int threads = threads_for(selection.rows * selection.n, 16384, selection.threads);
+    return each_row<T>(selection.rows, selection.n, threads, 4,
+                       [&](int64_t row, int row_threads, const Scratch<T>& scratch) {
+                           return softmax_of_row(call, row, row_threads, scratch);
+                       });
+}
+
+template <class T>
+Status hard_softmax(const HardSoftmaxCall<T>& call) {
+    const ThresholdCall<T>& selection = call.selection;
+    const int threads = threads_for(selection.rows * selection.n, 16384, selection.threads);
+    return each_row<T>(selection.rows, selection.n, threads, 3,
+                       [&](int64_t row, int row_threads, const Scratch<T>& scratch) {
+                           return hard_softmax_of_row(call, row, row_threads, scratch);
+                       });
 }
 
 template <class T>

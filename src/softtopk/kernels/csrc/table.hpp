@@ -2,7 +2,7 @@
 
 template <class T>
 Kernels<T> kernels() {
-    return {threshold<T>, threshold_gradient<T>, softmax<T>, softmax_gradient<T>,
+    return {threshold<T>, threshold_gradient<T>, softmax<T>, hard_softmax<T>, softmax_gradient<T>,
             ranking<T>,   ranking_gradient<T>};
 }
 

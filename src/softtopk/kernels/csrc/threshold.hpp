@@ -27,10 +27,10 @@ constexpr T kInf = std::numeric_limits<T>::infinity();
 template <class T>
 class Scratch {
   public:
-    T *first = nullptr, *second = nullptr, *row = nullptr;
+    T *first = nullptr, *second = nullptr, *row = nullptr, *share = nullptr;
     double reach;  // how far below the largest of the rest an element matters: see `solve`
 
-    Scratch(int64_t n, int lists)  // 0, 2, or 3 with `row`
+    Scratch(int64_t n, int lists)  // 0, 2, 3 with `row`, or 4 with `share` too
         : reach(2.0 * std::log(2.0 * static_cast<double>(n)) -
                 std::log(std::numeric_limits<T>::epsilon())) {
         const auto length = static_cast<size_t>(n + Vector<T>::width);
@@ -42,6 +42,7 @@ class Scratch {
         first = reinterpret_cast<T*>(piece_ + count);
         second = first + length;
         row = second + length;
+        share = row + length;
     }
     Scratch(const Scratch&) = delete;
     Scratch& operator=(const Scratch&) = delete;
@@ -478,6 +479,22 @@ void decided(const T* x, int64_t n, Root<T> root, T* a) {
     }
 }
 
+template <class T>
+void write_indicator(const T* x, int64_t n, Root<T> root, T tau, T* a, int threads,
+                     const Scratch<T>& scratch) {
+    if (std::isfinite(root.pivot)) {
+        indicator(x, n, root, tau, a, threads, scratch);
+    } else {
+        decided(x, n, root, a);
+    }
+}
+
+// Whether infinite scores share places.
+template <class T>
+bool is_shared(Root<T> root) {
+    return root.pivot == kInf<T> && std::isfinite(root.offset);
+}
+
 // The row as the solver wants it: largest selected, -inf where it takes no part.
 template <class T>
 const T* canonical(const ThresholdCall<T>& call, int64_t row, const Scratch<T>& scratch,
@@ -503,15 +520,10 @@ Status threshold_of_row(const ThresholdCall<T>& call, int64_t row, int threads,
     const Root<T> root = solve(x, call.n, call.k[row], tau, threads, scratch);
     if (call.pivot != nullptr) call.pivot[row] = root.pivot;
     if (call.offset != nullptr) call.offset[row] = root.offset;
-    const bool shared = root.pivot == kInf<T> && std::isfinite(root.offset);
-    if (call.a == nullptr) return shared ? kShared : kDone;
-    T* a = call.a + row * call.n;
-    if (std::isfinite(root.pivot)) {
-        indicator(x, call.n, root, tau, a, threads, scratch);
-    } else {
-        decided(x, call.n, root, a);
+    if (call.a != nullptr) {
+        write_indicator(x, call.n, root, tau, call.a + row * call.n, threads, scratch);
     }
-    return shared ? kShared : kDone;
+    return is_shared(root) ? kShared : kDone;
 }
 
 // g_x = s (g - sum(s g) / sum(s)) / tau with s = A (1 - A).

@@ -182,6 +182,17 @@ SOFTTOPK_INLINE int count_of(unsigned bits) {
 #endif
 }
 
+// The place of the lowest bit that is set.
+SOFTTOPK_INLINE int lowest_of(unsigned bits) {
+#if defined(__GNUC__)
+    return __builtin_ctz(bits);
+#else
+    int place = 0;
+    for (; (bits & 1) == 0; bits >>= 1) ++place;
+    return place;
+#endif
+}
+
 #if defined(SOFTTOPK_AVX2)
 // For every mask of 8 lanes the lanes that are set, in order.
 struct Compression {
