@@ -228,6 +228,8 @@ def test_weights_are_those_of_each_head(k):
 def test_hard_in_evaluation():
     net = model(attention_k=2, attention_in="all", dropout=0.0)
     soft = net.attention_weights(SOURCE, TARGET, by_head=True)
+    with torch.no_grad():
+        before = net(SOURCE, INPUTS)
     assert not net.hard_eval
     net.hard_eval = True
     assert net.hard_eval
@@ -235,7 +237,9 @@ def test_hard_in_evaluation():
     assert ((hard > 0).sum(-1) == 2).all()
     assert (soft > 0).sum(-1).min() > 2
     with torch.no_grad():
-        unrolled = net(SOURCE, INPUTS).log_softmax(-1)
+        logits = net(SOURCE, INPUTS)
+        assert not torch.isclose(logits, before).any()
+        unrolled = logits.log_softmax(-1)
         step, state, table = search_arguments(net)
         for t in range(4):
             log_probs, state = step(table[INPUTS[:, t]], state)

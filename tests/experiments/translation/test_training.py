@@ -17,6 +17,7 @@ import torch.nn.functional as F
 
 from softtopk._training import DivergedError, mix, seeded
 from softtopk.experiments.translation._batches import Pair, epoch_order, make_batch
+from softtopk.experiments.translation._settings import Settings, make_recipe
 from softtopk.experiments.translation._training import MOST_SKIPPED, OBJECTIVES, Recipe, Training
 from softtopk.seq2seq import (
     EncoderDecoder,
@@ -260,6 +261,12 @@ def test_the_learning_rate_rises_at_first() -> None:
         training.advance()
         rates.append(training.optimizer.param_groups[0]["lr"])
     assert rates == pytest.approx([0.001, 0.002])
+
+
+def test_only_the_pretraining_has_a_warmup() -> None:
+    settings = Settings(pretrain_warmup=7)
+    assert make_recipe("pretrain", settings, 10).warmup == 7
+    assert make_recipe("membership", settings, 10).warmup == 0
 
 
 def test_gradients_are_clipped() -> None:
