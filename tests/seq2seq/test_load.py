@@ -6,7 +6,15 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from softtopk.seq2seq import Seq2Seq, Seq2SeqConfig, Transformer, TransformerConfig, load
+from softtopk.seq2seq import (
+    AdditiveAttention,
+    Seq2Seq,
+    Seq2SeqConfig,
+    Transformer,
+    TransformerConfig,
+    _files,
+    load,
+)
 
 SOURCE, INPUTS = torch.tensor([[4, 5, 3], [6, 3, 0]]), torch.tensor([[2, 5], [2, 7]])
 
@@ -61,3 +69,58 @@ def test_a_file_from_before_there_was_another_model(tmp_path, tied):
     for again in (load(tmp_path / "model"), Seq2Seq.load(tmp_path / "model")):
         assert again.config == net.config
         assert torch.equal(again.eval()(SOURCE, INPUTS), net(SOURCE, INPUTS))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"later": 1},
+        {"source_vocab": None},
+        {"attention_eps": "1"},
+        {"width": 2**40},
+        {"width": 6},
+        {"attention_k": 2.5},
+    ],
+)
+def test_a_description_that_fits_no_model(tmp_path, change):
+    _, net = models()
+    net.save(tmp_path / "model")
+    stored = _files.read(tmp_path / "model", [Transformer.FORMAT])
+    save_file(
+        stored.weights,
+        tmp_path / "model",
+        {Transformer.FORMAT: json.dumps({**stored.description, **change})},
+    )
+    with pytest.raises(ValueError, match="model does not describe a model that this version"):
+        load(tmp_path / "model")
+
+
+@pytest.mark.parametrize("metadata", ["{", "[1]", "{}"])
+@pytest.mark.parametrize("kind", [Seq2Seq, Transformer])
+def test_damaged_metadata(tmp_path, metadata, kind):
+    save_file({"weight": torch.zeros(2)}, tmp_path / "model", {kind.FORMAT: metadata})
+    for read in (load, kind.load):
+        with pytest.raises(ValueError, match="model does not describe a model that this version"):
+            read(tmp_path / "model")
+
+
+@pytest.mark.parametrize("weights", [{}, {"output.weight": torch.zeros(2, dtype=torch.int64)}])
+def test_weights_that_are_none(tmp_path, weights):
+    net, _ = models()
+    save_file(weights, tmp_path / "model", {net.FORMAT: json.dumps(net._description())})
+    with pytest.raises(ValueError, match="model does not describe a model that this version"):
+        load(tmp_path / "model")
+
+
+def test_hard_evaluation_needs_a_selection():
+    for net in models():
+        net.hard_eval = False
+        with pytest.raises(ValueError, match="make the model with attention_k"):
+            net.hard_eval = True
+        assert not net.hard_eval
+
+
+def test_a_selection_is_not_for_another_attention():
+    config = Seq2SeqConfig(source_vocab=9, target_vocab=8, attention_k=2)
+    with pytest.raises(ValueError, match="attention_k=2 is for AdditiveAttention"):
+        Seq2Seq(config, AdditiveAttention)

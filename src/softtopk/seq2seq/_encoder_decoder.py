@@ -108,14 +108,22 @@ class EncoderDecoder(nn.Module, ABC):
     @property
     def hard_eval(self) -> bool:
         """Whether in evaluation the attentions with SOFT top-k keep exactly k tokens."""
-        found = [module for module in self.modules() if isinstance(module, TopKAttention)]
+        found = self._selections()
         return bool(found) and all(module.hard_eval for module in found)
 
     @hard_eval.setter
     def hard_eval(self, value: bool) -> None:
-        for module in self.modules():
-            if isinstance(module, TopKAttention):
-                module.hard_eval = value
+        found = self._selections()
+        if value and not found:
+            raise ValueError(
+                "hard_eval=True needs an attention with SOFT top-k; make the model with attention_k"
+            )
+        for module in found:
+            module.hard_eval = value
+
+    def _selections(self) -> list[TopKAttention]:
+        found = (module for module in self.modules() if isinstance(module, TopKAttention))
+        return [module for module in found if module.topk is not None]
 
     def embed(self, tokens: Tensor) -> Tensor:
         return self.dropout(self.target_embedding(tokens))
@@ -204,7 +212,9 @@ class EncoderDecoder(nn.Module, ABC):
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Read what `save` wrote. Nothing in the file is executed."""
-        return cls._restore(_files.read(path, [cls.FORMAT]))
+        stored = _files.read(path, [cls.FORMAT])
+        with _files.naming(path):
+            return cls._restore(stored)
 
     @classmethod
     @abstractmethod
@@ -213,6 +223,8 @@ class EncoderDecoder(nn.Module, ABC):
 
     def _with_weights(self, stored: _files.Stored) -> Self:
         """In the precision of the file."""
+        if not stored.weights:
+            raise ValueError("it has no weights")
         self.to(next(iter(stored.weights.values())).dtype)
         self.load_weights(stored.weights)
         return self

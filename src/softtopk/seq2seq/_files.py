@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,9 +44,24 @@ def read(path: str | Path, formats: Sequence[str]) -> Stored:
         raise ValueError(f"{path} is not a file that {savers} wrote: {error}") from error
     for format in formats:
         if format in metadata:
-            return Stored(Path(path), format, json.loads(metadata[format]), weights)
+            with naming(path):
+                description = json.loads(metadata[format])
+                if not isinstance(description, dict):
+                    raise ValueError(f"its metadata are {description!r}, not a description")
+            return Stored(Path(path), format, description, weights)
     wanted = " or ".join(map(repr, formats))
     raise ValueError(f"{path} is not a file that {savers} wrote: it has no metadata {wanted}")
+
+
+@contextmanager
+def naming(path: str | Path) -> Iterator[None]:
+    """Say of which file it is that nothing can be made of it, by damage or by a later version."""
+    try:
+        yield
+    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{path} does not describe a model that this version of softtopk knows: {error}"
+        ) from error
 
 
 def _safetensors() -> Any:

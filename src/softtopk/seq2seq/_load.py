@@ -18,4 +18,5 @@ def load(path: str | Path) -> EncoderDecoder:
     Nothing in the file is executed.
     """
     stored = _files.read(path, list(MODELS))
-    return MODELS[stored.format]._restore(stored)
+    with _files.naming(path):
+        return MODELS[stored.format]._restore(stored)

@@ -64,6 +64,11 @@ class Seq2Seq(EncoderDecoder):
     ) -> None:
         width, hidden = config.embedding, config.hidden
         super().__init__(config, width)
+        if attention is not None and config.attention_k is not None:
+            raise ValueError(
+                f"attention_k={config.attention_k} is for AdditiveAttention, not for the attention "
+                "that is given; leave one of them out"
+            )
         if attention is None:
             attention = partial(
                 AdditiveAttention, topk=config.attention_k, eps=config.attention_eps
@@ -124,7 +129,9 @@ class Seq2Seq(EncoderDecoder):
         cls, path: str | Path, attention: Callable[[int, int, int], Attention] | None = None
     ) -> Seq2Seq:
         """Read what `save` wrote. Nothing in the file is executed."""
-        return cls._restore(_files.read(path, [cls.FORMAT]), attention)
+        stored = _files.read(path, [cls.FORMAT])
+        with _files.naming(path):
+            return cls._restore(stored, attention)
 
     @classmethod
     def _restore(
@@ -137,8 +144,8 @@ class Seq2Seq(EncoderDecoder):
         model = cls(Seq2SeqConfig(**described), attention)
         if type(model.attention).__name__ != kind:
             raise ValueError(
-                f"{stored.path} has the weights of a model with {kind}, not "
-                f"{type(model.attention).__name__}: give it as attention"
+                f"it has the weights of a model with {kind}, not {type(model.attention).__name__}: "
+                "give it as attention"
             )
         return model._with_weights(stored)
 

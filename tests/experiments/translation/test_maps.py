@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from softtopk.experiments._drawing import new_figure
-from softtopk.experiments.translation import Pieces, Split, train_pieces
+from softtopk.experiments.translation import Pieces, Split, _maps, train_pieces
+from softtopk.experiments.translation._batches import Pair
 from softtopk.experiments.translation._maps import (
     Alignment,
     AttentionMap,
@@ -33,7 +34,7 @@ SPLIT = Split(
 SHOWN = AttentionMap(
     ["▁one", "▁two", "</s>"],
     ["▁un", "</s>"],
-    torch.tensor([[0.7, 0.2, 0.1], [0.0, 0.1, 0.9]]),
+    torch.tensor([[[0.8, 0.1, 0.1], [0.0, 0.0, 1.0]], [[0.6, 0.3, 0.1], [0.0, 0.2, 0.8]]]),
 )
 
 
@@ -85,7 +86,8 @@ def test_hard_attention_holds_in_k_tokens(pieces):
 
 def test_the_map_of_a_sentence(pieces):
     for model in models(pieces):
-        shown = attention_map(model, *pieces, "one two", "un deux trois")
+        pair = Pair(*pieces[0].encode(["one two"]), *pieces[1].encode(["un deux trois"]))
+        shown = attention_map(model, *pieces, pair)
         assert "".join(shown.source) == "▁one▁two</s>"
         assert "".join(shown.target) == "▁un▁deux▁trois</s>"
         assert shown.weights.shape == (len(shown.target), len(shown.source))
@@ -97,6 +99,22 @@ def test_alignments():
         Alignment("▁un", "▁one", pytest.approx(0.7)),
         Alignment("</s>", "</s>", pytest.approx(0.9)),
     ]
+
+
+def test_tokens_of_the_heads_of_a_map():
+    assert SHOWN.tokens_holding() == [3.0, 1.5]  # 3 and 3 of the first row, 1 and 2 of the second
+
+
+def test_batches_of_long_sentences_are_small(pieces, monkeypatch):
+    whole = [mean_tokens_holding(model, *pieces, SPLIT) for model in models(pieces)]
+    monkeypatch.setattr(_maps, "MOST_CELLS", 1)
+    alone = [mean_tokens_holding(model, *pieces, SPLIT) for model in models(pieces)]
+    assert alone == pytest.approx(whole)
+
+
+def test_text_is_no_mathematics(tmp_path: Path):
+    odd = AttentionMap(["$$", "$x^{$", "</s>"], SHOWN.target, SHOWN.by_head)
+    assert write_attention(odd, tmp_path / "map.png").exists()
 
 
 def test_the_picture_shows_the_weights_under_the_tokens(tmp_path: Path):

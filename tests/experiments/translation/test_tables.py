@@ -212,7 +212,7 @@ def test_settings_that_a_model_does_not_have_tell_no_rows_apart(records: Records
     assert [row["Settings"] for row in rows] == ["model transformer", "model recurrent"]
     assert [row["test, beam 5"].split()[0] for row in rows] == ["30.50", "32.50"]
     text = to_markdown(collect(records.runs)).split("```")[1]
-    assert re.findall("--(?:model|cell|heads|layers|embedding|attention).*? .*? ", text) == [
+    assert re.findall("--(?:model|cell|heads|layers|embedding|attention-).*? .*? ", text) == [
         "--model transformer "
     ]
 
@@ -232,3 +232,13 @@ def test_the_baseline_is_of_the_same_model(records: Records) -> None:
     best = forcing_beside(rows[-1], rows)
     assert best is not None
     assert best.bleu("test", "5") == {0: 36.0}
+
+
+def test_the_command_says_what_the_weights_would_bring_otherwise(records: Records) -> None:
+    records.add("teacher-forcing", 0, 30.0)
+    records.add("teacher-forcing", 0, 31.0, attention="soft-topk", dropout=0.1)
+    first, second = re.findall("softtopk.*", to_markdown(collect(records.runs)).split("```")[1])
+    assert "--dropout 0.2 --attention softmax" in first
+    assert "--attention-k" not in first
+    assert "--dropout 0.1" in second
+    assert "--attention soft-topk --attention-k 5 --attention-eps 1.0" in second

@@ -43,7 +43,7 @@ class Table:
         from rich.table import Table as RichTable
         from rich.text import Text
 
-        table = RichTable(title=self.title, title_justify="left")
+        table = RichTable(title=Text(self.title), title_justify="left")
         for number, name in enumerate(self.header):
             table.add_column(name, justify="right" if number else "left")
         for row in self.rows:

@@ -25,6 +25,8 @@ class Translation(NamedTuple):
 
     text: str
     score: float
+    tokens: tuple[int, ...] = ()
+    """Of the target, without the end."""
 
 
 @dataclass(frozen=True)
@@ -71,16 +73,16 @@ class Translator:
         ends = {config.pad, config.eos}
         return [
             [
-                Translation(text, score)
-                for text, score in zip(
-                    self.target.decode([[t for t in row if t not in ends] for row in tokens]),
-                    scores,
-                    strict=True,
-                )
+                Translation(self.target.decode([row])[0], score, row)
+                for row, score in zip(_without(ends, tokens), scores, strict=True)
                 if score > -torch.inf
             ]
             for tokens, scores in zip(best.tokens.tolist(), best.scores.tolist(), strict=True)
         ]
+
+
+def _without(ends: set[int], rows: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+    return [tuple(token for token in row if token not in ends) for row in rows]
 
 
 def evaluate(translator: Translator, split: Split) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 SHARE = 0.95  # of the weight
 END = "</s>"
+MOST_CELLS = 2**17  # of the maps of a batch
+MOST_TOKENS = 120  # in a row or column of a picture
 
 
 class Alignment(NamedTuple):
@@ -41,8 +43,17 @@ class AttentionMap:
     """S tokens, the end among them."""
     target: Sequence[str]
     """T tokens."""
-    weights: Tensor
-    """(T, S): where the decoder looks to write each target token."""
+    by_head: Tensor
+    """(heads, T, S): where each head of the decoder looks to write each target token."""
+
+    @property
+    def weights(self) -> Tensor:
+        """(T, S), the mean over the heads."""
+        return self.by_head.mean(0)
+
+    def tokens_holding(self) -> list[float]:
+        """For each target token how many source tokens hold 95 % of the weight, mean of heads."""
+        return tokens_holding(self.by_head).double().mean(0).tolist()
 
     def alignments(self) -> list[Alignment]:
         weights, best = self.weights.max(-1)
@@ -54,18 +65,17 @@ class AttentionMap:
 
 @torch.no_grad()
 def attention_map(
-    model: EncoderDecoder, source: Pieces, target: Pieces, text: str, translation: str
+    model: EncoderDecoder, source: Pieces, target: Pieces, pair: Pair
 ) -> AttentionMap:
-    """The attention of the model while it is fed a translation, averaged over its heads."""
+    """The attention of the model while it is fed the tokens of a translation."""
     config = model.eval().config
-    pair = Pair(*source.encode([text]), *target.encode([translation]))
     batch = make_batch([pair], pad=config.pad, eos=config.eos)
     device = model.target_embedding.weight.device
-    weights = model.attention_weights(batch.source.to(device), batch.target.to(device))
+    weights = model.attention_weights(
+        batch.source.to(device), batch.target.to(device), by_head=True
+    )
     return AttentionMap(
-        [*source.texts(pair.source), END],
-        [*target.texts(pair.target), END],
-        weights[0].cpu(),
+        [*source.texts(pair.source), END], [*target.texts(pair.target), END], weights[0].cpu()
     )
 
 
@@ -90,8 +100,8 @@ def mean_tokens_holding(
     rows = zip(source.encode(split.sources), target.encode(split.targets), strict=True)
     order = sorted((Pair(*row) for row in rows), key=lambda pair: len(pair.source))
     total, count = 0, 0
-    for start in range(0, len(order), BATCH_SIZE):
-        batch = make_batch(order[start : start + BATCH_SIZE], pad=config.pad, eos=config.eos)
+    for some in _of_bounded_size(order):
+        batch = make_batch(some, pad=config.pad, eos=config.eos)
         target_tokens = batch.target.to(device)
         weights = model.attention_weights(batch.source.to(device), target_tokens, by_head=True)
         held = tokens_holding(weights, share).movedim(1, -1)[target_tokens != config.pad]
@@ -99,13 +109,27 @@ def mean_tokens_holding(
     return total / count
 
 
+def _of_bounded_size(pairs: Sequence[Pair]) -> Iterator[Sequence[Pair]]:
+    """Batches whose maps have so many weights at most, if the pairs do not differ much in length.
+
+    Long sentences have maps that would not fit in memory side by side.
+    """
+    start = 0
+    while start < len(pairs):
+        some = pairs[start : start + BATCH_SIZE]
+        cells = max((len(p.source) + 1) * (len(p.target) + 1) for p in some)
+        size = max(1, min(BATCH_SIZE, MOST_CELLS // cells))
+        yield pairs[start : start + size]
+        start += size
+
+
 def draw_attention(axes: Axes, shown: AttentionMap) -> None:
     """Source tokens to the right, target tokens downwards, the darker the larger the weight."""
     image = axes.imshow(shown.weights.numpy(), cmap="Blues", vmin=0.0, vmax=1.0, aspect="equal")
-    axes.set_xticks(
-        range(len(shown.source)), shown.source, rotation=60, rotation_mode="anchor", ha="left"
-    )
-    axes.set_yticks(range(len(shown.target)), shown.target)
+    plain = {"parse_math": False}  # a dollar sign is one
+    turned = {"rotation": 60, "rotation_mode": "anchor", "ha": "left"}
+    axes.set_xticks(range(len(shown.source)), shown.source, minor=False, **plain, **turned)
+    axes.set_yticks(range(len(shown.target)), shown.target, minor=False, **plain)
     axes.xaxis.tick_top()
     axes.tick_params(length=0)
     axes.grid(visible=False)

@@ -184,6 +184,8 @@ SHAPES = {
 """By model, the settings that its weights depend on, as they and its configuration call them."""
 SELECTION = ("attention_k", "attention_eps", "attention_in")
 """The settings of soft-topk."""
+HABITS = ("dropout", "attention", *SELECTION)
+"""The settings that a model's file has, and that may change when it is trained further."""
 MODEL = (
     "model",
     *dict.fromkeys(name for shape in SHAPES.values() for name in shape),

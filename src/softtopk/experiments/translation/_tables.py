@@ -11,6 +11,7 @@ from typing import Any
 from ..errors import UsageError
 from ..runs import Run, Table, as_option, provenance
 from ._settings import (
+    HABITS,
     MODEL,
     PRETRAIN,
     PRETRAIN_ONLY,
@@ -209,17 +210,22 @@ def softmax_beside(row: Row, rows: Sequence[Row]) -> Row | None:
     """The same with the softmax of all source tokens in place of SOFT top-k."""
     if row.settings["attention"] == "softmax":
         return None
-    selection = {"attention", *SELECTION}
-    settings = {name: value for name, value in row.settings.items() if name not in selection}
     same = (
         other
         for other in rows
-        if other.settings == {**settings, "attention": "softmax"}
+        if other.settings["attention"] == "softmax"
+        and _trained_alike(other) == _trained_alike(row)
         and other.results
         and (other.stage, other.corpus["fingerprint"], other.init)
         == (row.stage, row.corpus["fingerprint"], row.init)
     )
     return next(same, None)
+
+
+def _trained_alike(row: Row) -> dict[str, Any]:
+    """The settings of the training, without those of the attention."""
+    left_out = {"attention", *SELECTION, "threads", "device"}
+    return {name: value for name, value in row.settings.items() if name not in left_out}
 
 
 BASELINES: dict[str, Callable[[Row, Sequence[Row]], Row | None]] = {
@@ -405,6 +411,8 @@ class _Command:
         objectives = [stage for stage in self.stages if stage != PRETRAIN]
         parts.append(f"--objective {','.join(objectives)}" if objectives else "--updates 0")
         parts.append(f"--seed {','.join(map(str, self.seeds))}")
+        if self.init:  # whose weights bring these with them
+            settings |= {name: self.settings[name] for name in HABITS if name in self.settings}
         parts += [as_option(name, value) for name, value in settings.items()]
         return [*names, " ".join([*parts, f"--out {out}"])]
 

@@ -17,12 +17,13 @@ from softtopk.seq2seq import EncoderDecoder
 from .._files import opened
 from ..errors import UsageError
 from ..runs import Report, Run, Table, check_device, write_tables
+from ._batches import Pair
 from ._corpus import Split, clean_line
 from ._data import read_part, read_pieces
 from ._decoding import BATCH_SIZE, Translation, Translator, signatures
 from ._execute import evaluate_beams
 from ._lookup import data_of, finished_parts, load_model, part_to_translate, require_modules
-from ._maps import attention_map, mean_tokens_holding, tokens_holding, write_attention
+from ._maps import MOST_TOKENS, attention_map, mean_tokens_holding, write_attention
 from ._pieces import Pieces
 from ._settings import Settings, parse_beams, settings_in
 
@@ -50,7 +51,11 @@ def evaluate(
     report = Report()
     records = []
     read: dict[Path, tuple[Split, Pieces, Pieces]] = {}
-    for run in finished_parts(path):
+    runs = finished_parts(path)
+    if hard_attention:  # before the first of them is used
+        for run in runs:
+            _model(run, device, hard_attention)
+    for run in runs:
         settings = Settings(**settings_in(run.config))
         penalty = settings.length_penalty if length_penalty is None else length_penalty
         data, languages = data_of(run), (settings.source, settings.target)
@@ -144,7 +149,7 @@ def translate(
             if n_best == 1:
                 yield best[0].text
             else:
-                yield from (f"{number} ||| {text} ||| {score:.4f}" for text, score in best)
+                yield from (f"{number} ||| {one.text} ||| {one.score:.4f}" for one in best)
 
 
 def read_lines(file: Path) -> Iterator[bytes]:
@@ -171,29 +176,48 @@ def show_attention(
     for option, given in (("text", text), ("translation", translation)):
         if given is not None and not given.strip():
             raise UsageError(f"--{option} {given!r}: give a sentence")
+    if out.suffix.lower() != ".png" or out.is_dir():
+        raise UsageError(f"--out {out}: give a file that ends in .png")
     _check(None, device, threads)
     run = part_to_translate(path)
     settings = Settings(**settings_in(run.config))
     source, target = read_pieces(data_of(run), settings.source, settings.target)
+    (asked,) = source.encode([text])
+    _check_length("text", len(asked))
     model = _model(run, device, hard_attention)
     if translation is None:
         beam, penalty = max(settings.eval_beams), settings.length_penalty
-        translation = Translator(model, source, target, beam, penalty)([text])[0][0].text
-    shown = attention_map(model, source, target, text, translation)
+        best = Translator(model, source, target, beam, penalty)([text])[0][0]
+        translation, answer = best.text, best.tokens
+    else:
+        (answer,) = target.encode([translation])
+    _check_length("translation", len(answer))
+    shown = attention_map(model, source, target, Pair(asked, answer))
+    rows = zip(shown.alignments(), shown.tokens_holding(), strict=True)
     table = Table(
-        f"{text} - {translation}",
+        " ".join(f"{text} - {translation}".split()),
         ["Target token", "Source token", "Weight", "Tokens with 95 %"],
         [
-            [aligned.target, aligned.source, f"{aligned.weight:.2f}", str(tokens)]
-            for aligned, tokens in zip(
-                shown.alignments(), tokens_holding(shown.weights).tolist(), strict=True
-            )
+            [aligned.target, aligned.source, f"{aligned.weight:.2f}", f"{tokens:.1f}"]
+            for aligned, tokens in rows
         ],
     )
+    try:
+        written = write_attention(shown, out)
+    except OSError as error:
+        raise UsageError(f"--out {out}: {error.strerror or error}; give another file") from error
     report = Report()
     report.console.print(table.to_rich())
-    report.say(f"written: {write_attention(shown, out)}")
+    report.say(f"written: {written}")
     return 0
+
+
+def _check_length(option: str, tokens: int) -> None:
+    if tokens > MOST_TOKENS:
+        raise UsageError(
+            f"--{option}: it has {tokens:,} tokens, and a picture holds {MOST_TOKENS}; give a "
+            "shorter sentence"
+        )
 
 
 def _model(run: Run, device: str, hard_attention: bool) -> EncoderDecoder:

@@ -60,7 +60,7 @@ const Kernels<double>& kernels<double>() {
 using softtopk::kernels;
 
 // To be raised with every change of an interface below; the loader checks it.
-SOFTTOPK_EXPORT int32_t softtopk_abi_version() { return 2; }
+SOFTTOPK_EXPORT int32_t softtopk_abi_version() { return 3; }
 
 SOFTTOPK_EXPORT const char* softtopk_instruction_set() { return softtopk::current.load()->name; }
 
