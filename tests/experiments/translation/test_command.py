@@ -793,7 +793,8 @@ def attentive(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_training_with_topk_attention(attentive: Path) -> None:
     found = result(attentive, "pretrain")
-    assert found["test"]["3"]["chrf"] > 20
+    first, *_, last = (record["loss"] for record in curve(attentive, "pretrain"))
+    assert last < 0.7 * first
     assert found["attention_tokens"].keys() == {"valid", "test"}
     weights = attentive / "pretrain" / "seed-0" / "model.safetensors"
     config = Seq2Seq.load(weights).config
