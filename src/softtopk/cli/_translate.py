@@ -56,7 +56,7 @@ def app() -> typer.Typer:
     """The commands."""
     commands = typer.Typer(
         no_args_is_help=True,
-        help="Train and compare translation models, as in the paper's Table 2.",
+        help="Train and compare translation models, as in the paper's Tables 2 and 3.",
     )
     for command in (prepare, train, evaluate, translate, attention, compare):
         commands.command()(command)
@@ -143,9 +143,9 @@ def train(
     lr: Annotated[float | None, typer.Option(help="Learning rate; 0.0002.")] = None,
     final_lr: Annotated[float | None, typer.Option(help="That at the end; 0.00002.")] = None,
     schedule: Annotated[
-        str | None, typer.Option(help="Of the learning rate: linear, cosine or constant.")
+        str | None, typer.Option(help="Of the learning rate: linear (the default), cosine or constant.")
     ] = None,
-    optimizer: Annotated[str | None, typer.Option(help="adam or sgd.")] = None,
+    optimizer: Annotated[str | None, typer.Option(help="adam (the default) or sgd.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Pairs in an update; 64.")] = None,
     clip: Annotated[
         float | None, typer.Option(help="Largest norm of the gradient; 1. 0 for any.")
@@ -215,7 +215,7 @@ def train(
     ] = None,
     attention: Annotated[
         str | None,
-        typer.Option(help="To the source: softmax, or soft-topk, that of about k tokens."),
+        typer.Option(help="To the source: softmax (the default), or soft-topk, that of about k tokens."),
     ] = None,
     attention_k: Annotated[
         int | None, typer.Option(help="Tokens to attend to, for soft-topk; 5.")
