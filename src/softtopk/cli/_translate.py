@@ -143,7 +143,8 @@ def train(
     lr: Annotated[float | None, typer.Option(help="Learning rate; 0.0002.")] = None,
     final_lr: Annotated[float | None, typer.Option(help="That at the end; 0.00002.")] = None,
     schedule: Annotated[
-        str | None, typer.Option(help="Of the learning rate: linear (the default), cosine or constant.")
+        str | None,
+        typer.Option(help="Of the learning rate: linear (the default), cosine or constant."),
     ] = None,
     optimizer: Annotated[str | None, typer.Option(help="adam (the default) or sgd.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Pairs in an update; 64.")] = None,
@@ -215,7 +216,9 @@ def train(
     ] = None,
     attention: Annotated[
         str | None,
-        typer.Option(help="To the source: softmax (the default), or soft-topk, that of about k tokens."),
+        typer.Option(
+            help="To the source: softmax (the default), or soft-topk, that of about k tokens."
+        ),
     ] = None,
     attention_k: Annotated[
         int | None, typer.Option(help="Tokens to attend to, for soft-topk; 5.")
