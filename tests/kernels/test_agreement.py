@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import subprocess
@@ -117,6 +118,27 @@ def test_special_values(operator, data):
     else:
         options["largest"] = data.draw(st.booleans(), "largest")
     assert_agreement(operator, scores, k, eps, **options)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("eps", [1e-3, 1e-8, 1e-12, 1e-30])
+@pytest.mark.parametrize("k", [2, 2.5])
+def test_the_gradient_of_the_softmax_at_low_temperature(k, eps, dtype):
+    """Of one element at the threshold, or of two tied ones with equal cotangents. It has a limit:
+    not that of a rounding divided by eps."""
+    tied = torch.tensor([2.0, 1.0, 1.0, 0.0, -1.0], dtype=dtype)
+    alone = torch.tensor([2.0, 1.5, 1.0, 0.0, -1.0], dtype=dtype)
+    grad = torch.tensor([0.3, 0.7, 0.7, 0.1, 2.0], dtype=dtype)
+    for scores in [tied] if k == 2 else [tied, alone]:
+        leaf = scores.requires_grad_()
+        slopes = []
+        for path in (contextlib.nullcontext(), kernels.plain()):
+            with path:
+                weights = soft_topk_softmax(leaf, k, eps=eps)
+                slopes.append(torch.autograd.grad(weights, leaf, grad, create_graph=True)[0])
+                slopes.append(torch.autograd.grad(weights, leaf, grad)[0])
+        for slope in slopes[:-1]:
+            torch.testing.assert_close(slope.detach(), slopes[-1], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("operator", [soft_topk, sorted_soft_topk])

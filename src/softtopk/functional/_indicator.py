@@ -88,11 +88,11 @@ def indicator_gradient(a: Tensor, grad: Tensor, tau: Strength, largest: bool = T
     library = None if torch.is_grad_enabled() else native_for(a, grad)
     if library is None:
         s = a * (1.0 - a)
-        return torch.where(s > 0.0, s * (grad - _mean(s, grad)) / tau, 0.0)
+        return torch.where(s > 0.0, s * (grad - weighted_mean(s, grad)) / tau, 0.0)
     return library.threshold_gradient(dense(a), dense(grad), per_row(tau, a))
 
 
-def _mean(s: Tensor, values: Tensor) -> Tensor:
+def weighted_mean(s: Tensor, values: Tensor) -> Tensor:
     """Mean of ``values`` with weights ``s``, 0 where these vanish: all of A is saturated there."""
     total = s.sum(-1, keepdim=True)
     return (s * values).sum(-1, keepdim=True) / torch.where(total > 0, total, 1.0)

@@ -1,9 +1,10 @@
 """Softmax among the soft top k, for attention.
 
 Where only the scores need a gradient, it is a call of the native library, as is its derivative.
-With u = w (g - sum(w g)), the derivative of a softmax w times g, and s = A (1 - A), that is
+With u = w (g - sum(w g)), the derivative of a softmax w times g, s = A (1 - A) and r = u / A, that
+is
 
-    u + (u (1 - A) - s sum(u (1 - A)) / sum(s)) / tau.
+    u + s (r - sum(s r) / sum(s)) / tau.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor
 from .. import kernels
 from ._arguments import Count, Strength, check_flag, is_traced, may_differentiate
 from ._fusion import dense, fuses, native_for, per_row
-from ._indicator import indicator_gradient
+from ._indicator import indicator_gradient, weighted_mean
 from ._operators import (
     Normalize,
     Solver,
@@ -163,7 +164,11 @@ def _gradient(w: Tensor, a: Tensor, grad: Tensor, tau: Strength) -> Tensor:
     library = None if torch.is_grad_enabled() else native_for(w, grad)
     if library is not None:
         return library.softmax_gradient(w, a, dense(grad), per_row(tau, w))
-    u = w * (grad - (w * grad).sum(-1, keepdim=True))
-    total = (a * (1.0 - a)).sum(-1, keepdim=True)
-    shift = (u * (1.0 - a)).sum(-1, keepdim=True) / torch.where(total > 0.0, total, 1.0)
-    return torch.where(a > 0.0, u + (u - a * shift) * (1.0 - a) / tau, 0.0)
+    centred = grad - (w * grad).sum(-1, keepdim=True)
+    quotient, s = w / torch.where(a > 0.0, a, 1.0), a * (1.0 - a)
+    # From the steepest element, and so that its own distance is exactly zero: see the kernel.
+    steepest = s.detach().argmax(-1, keepdim=True)
+    first = quotient.gather(-1, steepest)
+    distance = (quotient - first) * centred + first * (grad - grad.gather(-1, steepest))
+    moved = s * (distance - weighted_mean(s, distance)) / tau
+    return w * centred + torch.where(s > 0.0, moved, 0.0)

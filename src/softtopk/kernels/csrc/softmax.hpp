@@ -76,8 +76,18 @@ void weigh(const T* x, const T* a, int64_t n, T* w, int threads, const Scratch<T
     });
 }
 
-// With u = w (g - sum(w g)), the derivative of the softmax, and s = A (1 - A):
-// g_x = u + (u (1 - A) - s sum(u (1 - A)) / sum(s)) / tau.
+// A (1 - A)
+template <class T>
+SOFTTOPK_INLINE typename Vector<T>::V slope_of(typename Vector<T>::V share) {
+    return share * (T(1) - share);
+}
+
+// With u = w (g - sum(w g)), the derivative of the softmax, s = A (1 - A) and r = u / A:
+// g_x = u + s (r - sum(s r) / sum(s)) / tau.
+//
+// At a low temperature one element, or some that are tied, have nearly all of s, and the rounding
+// of the difference would be multiplied by 1 / tau. So r is measured from that of the element with
+// the largest s, in a way that gives exactly 0 for itself and for its like.
 template <class T>
 Status softmax_gradient_of_row(const SoftmaxGradientCall<T>& call, int64_t row, int threads,
                                const Scratch<T>& scratch) {
@@ -86,55 +96,79 @@ Status softmax_gradient_of_row(const SoftmaxGradientCall<T>& call, int64_t row, 
     const int64_t n = call.n;
     const T *w = call.w + row * n, *a = call.a + row * n, *grad = call.grad + row * n;
     T* out = call.grad_x + row * n;
-    // Sums of two quantities, each a function of w, A and g.
-    const auto sums_of = [&](auto terms) {
-        each_piece(n, threads, scratch, [=](int64_t begin, int64_t end, auto& partial) {
-            partial.sums[0] = partial.sums[1] = 0.0;
-            for (int64_t i = begin; i < end;) {
-                const int64_t stop = std::min(end, i + 64 * S::width);
-                V one = S::all(0), two = S::all(0);
-                for (; i + S::width <= stop; i += S::width) {
-                    terms(load(w + i), load(a + i), load(grad + i), one, two);
-                }
-                if (i < stop) {
-                    terms(load_part(w + i, stop - i, T(0)), load_part(a + i, stop - i, T(0)),
-                          load_part(grad + i, stop - i, T(0)), one, two);
-                    i = stop;
-                }
-                partial.sums[0] += sum_of_lanes<T>(one);
-                partial.sums[1] += sum_of_lanes<T>(two);
-            }
-        });
-        std::array<double, 2> sums{};
-        for (int64_t i = 0; i < pieces(n); ++i) {
-            sums[0] += scratch.piece(i).sums[0];
-            sums[1] += scratch.piece(i).sums[1];
+    // take(w, A, g) for all vectors from i to stop.
+    const auto pass = [=](int64_t i, int64_t stop, auto take) {
+        for (; i + S::width <= stop; i += S::width) take(load(w + i), load(a + i), load(grad + i));
+        if (i < stop) {
+            const int64_t left = stop - i;
+            take(load_part(w + i, left, T(0)), load_part(a + i, left, T(0)),
+                 load_part(grad + i, left, T(0)));
         }
-        return sums;
     };
-    const auto first = sums_of([](V v, V share, V g, V& sum, V& slope) {
-        sum += v * g;
-        slope += share * (T(1) - share);
+    constexpr int64_t kRun = 64 * S::width;  // of sums in T
+    each_piece(n, threads, scratch, [=](int64_t begin, int64_t end, auto& partial) {
+        std::fill(partial.sums, partial.sums + 3, 0.0);
+        for (int64_t i = begin; i < end; i += kRun) {
+            V sum = S::all(0), slope = S::all(0), steepest = S::all(0);
+            pass(i, std::min(end, i + kRun), [&](V v, V share, V g) {
+                const V s = slope_of<T>(share);
+                sum += v * g;
+                slope += s;
+                steepest = S::select(s > steepest, s, steepest);
+            });
+            partial.sums[0] += sum_of_lanes<T>(sum);
+            partial.sums[1] += sum_of_lanes<T>(slope);
+            partial.sums[2] =
+                std::max(partial.sums[2], static_cast<double>(largest_lane<T>(steepest)));
+        }
     });
-    const T mean = static_cast<T>(first[0]);
-    const auto second =
-        sums_of([=](V v, V share, V g, V& pull, V&) { pull += v * (g - mean) * (T(1) - share); });
-    const T shift = first[1] > 0.0 ? static_cast<T>(second[0] / first[1]) : T(0);
+    double sum = 0.0, slope = 0.0, steepest = 0.0;
+    for (int64_t i = 0; i < pieces(n); ++i) {
+        sum += scratch.piece(i).sums[0];
+        slope += scratch.piece(i).sums[1];
+        steepest = std::max(steepest, scratch.piece(i).sums[2]);
+    }
+    const T mean = static_cast<T>(sum);
+    T quotient = 0, cotangent = 0;  // w / A and g of the element with the largest s
+    if (steepest > 0.0) {
+        int64_t place = 0;
+        while (place < n - 1 && !(a[place] * (1 - a[place]) >= static_cast<T>(steepest))) ++place;
+        quotient = w[place] / a[place];
+        cotangent = grad[place];
+    }
+    const auto distance = [=](V v, V share, V g) {
+        const V own = v / S::select(share > S::all(0), share, S::all(1));
+        return (own - quotient) * (g - mean) + quotient * (g - cotangent);
+    };
+    each_piece(n, threads, scratch, [=](int64_t begin, int64_t end, auto& partial) {
+        partial.sums[0] = 0.0;
+        for (int64_t i = begin; i < end; i += kRun) {
+            V pull = S::all(0);
+            pass(i, std::min(end, i + kRun),
+                 [&](V v, V share, V g) { pull += slope_of<T>(share) * distance(v, share, g); });
+            partial.sums[0] += sum_of_lanes<T>(pull);
+        }
+    });
+    double pull = 0.0;
+    for (int64_t i = 0; i < pieces(n); ++i) pull += scratch.piece(i).sums[0];
+    const T shift = slope > 0.0 ? static_cast<T>(pull / slope) : T(0);
     const T rate = 1 / static_cast<T>(call.tau[row]);
     each_piece(n, threads, scratch, [=](int64_t begin, int64_t end, auto&) {
-        const auto pass = [=](V v, V share, V g) {
-            const V u = v * (g - mean), rest = T(1) - share;
+        const auto result = [=](V v, V share, V g) {
+            const V u = v * (g - mean), s = slope_of<T>(share);
+            const V moved = s * (distance(v, share, g) - shift) * rate;
             // No derivative in a row with a NaN, and none of 0 times infinity elsewhere.
-            return S::select(share > S::all(0), u + (u - share * shift) * rest * rate, S::all(0));
+            return S::select(share > S::all(0), u + S::select(s > S::all(0), moved, S::all(0)),
+                             S::all(0));
         };
         int64_t i = begin;
         for (; i + S::width <= end; i += S::width)
-            store(out + i, pass(load(w + i), load(a + i), load(grad + i)));
+            store(out + i, result(load(w + i), load(a + i), load(grad + i)));
         if (i < end) {
             const int64_t left = end - i;
             store_part(out + i, left,
-                       pass(load_part(w + i, left, T(0)), load_part(a + i, left, T(0)),
-                            load_part(grad + i, left, T(0))));
+                       result(load_part(w + i, left, T(0)), load_part(a + i, left, T(0)),
+                              load_part(grad + i, left, T(0))));
         }
     });
     return kDone;
