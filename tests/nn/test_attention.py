@@ -14,6 +14,7 @@ from torch.func import grad, jvp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.testing import assert_close
 
+from softtopk.functional._softmax import softmax_of_largest
 from softtopk.nn import soft_topk_attention
 
 INF = math.inf
@@ -117,6 +118,26 @@ def test_hard_has_the_gradient_of_the_soft():
     assert_close(found, (*through_weights, weights.detach().mT @ upstream))
 
 
+def test_hard_reads_no_other_values():
+    query, key, value = inputs(2, 3, length=1)
+    best = (query @ key.mT).topk(3).indices.mT
+    chosen = value.take_along_dim(best, -2)
+    value = torch.full_like(value, math.nan).scatter(-2, best.expand_as(chosen), chosen)
+    output = soft_topk_attention(query, key, value, 3, hard=True)
+    weights = ((query @ key.mT).take_along_dim(best.mT, -1) / 2).softmax(-1)
+    assert_close(output, weights @ chosen)
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_hard_keeps_as_many_among_equals(gradients):
+    query, key, value = inputs(2, 3)
+    key = key[..., :1, :].repeat(1, 1, 7, 1).requires_grad_(gradients)
+    output, weights = soft_topk_attention(query, key, value, 3, hard=True, need_weights=True)
+    assert (weights != 0).sum(-1).eq(3).all()
+    assert_close(weights, torch.where(weights != 0, 1 / 3, 0.0).double())
+    assert_close(output, weights @ value)
+
+
 def test_mask_of_the_lowest_finite_number_is_like_minus_infinity():
     query, key, value = inputs(2, 3, dtype=torch.float32)
     lowest = torch.zeros(5, 7).masked_fill(CAUSAL < 0, torch.finfo(torch.float32).min)
@@ -217,6 +238,18 @@ def test_layouts_and_empty_inputs(hard, topk):
         assert soft_topk_attention(query, key, value, topk, hard=hard).shape == (*batch, length, 3)
     query, key, value = inputs(2, keys=0)
     assert soft_topk_attention(query, key, value, topk, hard=hard).eq(0).all()
+
+
+@pytest.mark.parametrize("hard", [False, True])
+@pytest.mark.parametrize("topk", [2, 7])
+def test_vectors_of_size_zero(hard, topk):
+    """Every score is zero, so that the weights are equal."""
+    query, key, value = inputs(2, size=0)
+    output, weights = soft_topk_attention(query, key, value, topk, hard=hard, need_weights=True)
+    assert_close(output, weights @ value)
+    kept = topk if hard else 7
+    assert (weights > 0).sum(-1).eq(kept).all()
+    assert_close(weights, (weights > 0) / torch.tensor(kept).double())
 
 
 # ------------------------------------------------------------------------------ ordinary attention
@@ -388,6 +421,20 @@ def test_autocast(hard, topk):
         assert_close(output.float(), expected, rtol=0.05, atol=0.05)
 
 
+def test_weights_wider_than_scores(monkeypatch):
+    """As of CUDA's autocast, which has softmax in float32."""
+
+    def widened(*arguments):
+        weights, index = softmax_of_largest(*arguments)
+        return weights.float(), index
+
+    query, key, value = inputs(2, 3, dtype=torch.bfloat16)
+    expected = soft_topk_attention(query, key, value, 3, hard=True, need_weights=True)
+    monkeypatch.setattr("softtopk.nn._attention.softmax_of_largest", widened)
+    found = soft_topk_attention(query, key, value, 3, hard=True, need_weights=True)
+    assert_close(found, expected)
+
+
 def test_compiled():
     torch._dynamo.reset()
     query, key, value = (x.requires_grad_() for x in inputs(2, 4))
@@ -401,6 +448,18 @@ def test_compiled():
     assert_close(*results)
     grads = [torch.autograd.grad(r.square().sum(), (query, key, value)) for r in results]
     assert_close(*grads)
+
+
+@pytest.mark.parametrize("hard", [False, True])
+def test_compiled_for_any_length(hard):
+    torch._dynamo.reset()
+    compiled = torch.compile(soft_topk_attention, fullgraph=True, dynamic=True, backend="aot_eager")
+    for length in (5, 8, 11):
+        tensors = inputs(2, 3, length=length, keys=length)
+        assert_close(
+            compiled(*tensors, 3, is_causal=True, hard=hard),
+            soft_topk_attention(*tensors, 3, is_causal=True, hard=hard),
+        )
 
 
 def test_compiled_without_gradient():
@@ -456,7 +515,8 @@ def test_transforms(hard, topk):
         ({"eps": 0.0}, ValueError, r"eps must be positive and finite, got eps=0\.0"),
         ({"eps": -1.0, "topk": 7}, ValueError, "eps must be positive"),
         ({"eps": torch.ones(4)}, ValueError, r"eps of shape \(4,\) does not broadcast"),
-        ({"normalize": "all"}, ValueError, "normalize must be one of None, 'row', 'batch'"),
+        ({"normalize": "all"}, ValueError, "normalize must be one of None, 'row', got"),
+        ({"normalize": "batch"}, ValueError, "depend on later ones .* use normalize='row' or None"),
         ({"dropout_p": 1.5}, ValueError, r"dropout_p must be between 0 and 1, got dropout_p=1\.5"),
         ({"dropout_p": "0"}, TypeError, "dropout_p must be a number"),
         ({"scale": "1"}, TypeError, "scale must be a number"),

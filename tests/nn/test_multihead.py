@@ -300,6 +300,71 @@ def test_from_multihead(options):
     compare(theirs, made, inputs(**shape), key_padding_mask=PADDING)
 
 
+def test_from_multihead_with_other_options():
+    theirs, _ = pair(dropout=0.3)
+    made = SoftTopKAttention.from_multihead(theirs, topk=2, dropout=0.1, batch_first=True)
+    assert made.dropout == 0.1
+    assert made.batch_first
+    assert made.in_proj_weight is theirs.in_proj_weight
+
+
+def test_from_multihead_refuses_what_it_would_not_share():
+    theirs, _ = pair()
+    nn.utils.parametrizations.weight_norm(theirs, "in_proj_weight")
+    with pytest.raises(ValueError, match="differs in in_proj_weight; if it is parametrized"):
+        SoftTopKAttention.from_multihead(theirs, topk=2)
+
+
+def test_setting_eps():
+    _, made = pair(2, eps=0.5)
+    tensors = inputs()
+    for eps in (torch.full((H,), 0.3), 2.0, torch.tensor(0.7)):
+        made.eps = eps
+        assert made.eps == eps if isinstance(eps, float) else torch.equal(made.eps, eps)
+        assert_close(made(*tensors), pair(2, eps=eps)[1](*tensors))
+    assert set(made.state_dict()) == set(nn.MultiheadAttention(E, H).state_dict())
+    with pytest.raises(ValueError, match="eps must be positive"):
+        made.eps = 0.0
+
+
+def test_setting_a_learned_eps():
+    _, made = pair(2, learn_eps=True)
+    parameter = made.log_eps
+    for eps in (0.5, torch.tensor([0.2, 0.5, 1.0, 4.0], dtype=torch.float64)):
+        made.eps = eps
+        assert made.log_eps is parameter
+        assert_close(made.eps.detach(), torch.as_tensor(eps).double().expand(H))
+    with pytest.raises(ValueError, match=r"eps of shape \(3,\) does not broadcast"):
+        made.eps = torch.ones(3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("logarithm", [-1000.0, 1000.0])
+def test_learned_eps_stays_within_its_dtype(dtype, logarithm):
+    _, made = pair(2, learn_eps=True)
+    made.to(dtype)
+    nn.init.constant_(made.log_eps, logarithm)
+    limits = torch.finfo(dtype)
+    assert (made.eps >= limits.tiny).all()
+    assert made.eps.isfinite().all()
+    output, _ = made(*(x.detach().to(dtype) for x in inputs()))
+    output.sum().backward()
+    assert output.isfinite().all()
+    assert made.log_eps.grad.eq(0).all()
+
+
+@pytest.mark.parametrize("learn_eps", [False, True])
+def test_from_the_meta_device(learn_eps):
+    """The state dict brings the weights, the module its eps."""
+    eps = torch.tensor([0.2, 0.5, 1.0, 4.0], dtype=torch.float64)
+    theirs, expected = pair(2, learn_eps=learn_eps, eps=eps)
+    made = SoftTopKAttention(E, H, topk=2, eps=eps, learn_eps=learn_eps, device="meta")
+    made.load_state_dict(theirs.state_dict(), assign=True)
+    assert_close(made.eps.detach(), eps)
+    tensors = inputs()
+    assert_close(made(*tensors), expected(*tensors))
+
+
 # --------------------------------------------------------- in torch's layers, and transformed
 
 
@@ -387,6 +452,15 @@ def test_compiled():
     assert_close(*(torch.autograd.grad(r[0].square().sum(), wanted) for r in results))
 
 
+def test_compiled_for_any_length():
+    torch._dynamo.reset()
+    _, made = pair(2, batch_first=True)
+    compiled = torch.compile(made, fullgraph=True, dynamic=True, backend="aot_eager")
+    for length in (5, 8, 11):
+        x = randn(N, length, E)
+        assert_close(compiled(x, x, x), made(x, x, x))
+
+
 def test_gradients_of_samples():
     _, made = pair(2, learn_eps=True, batch_first=True)
     x = randn(3, S, E)
@@ -416,6 +490,7 @@ def test_gradients_of_samples():
         ({"learn_eps": 1}, TypeError, "learn_eps must be True or False"),
         ({"hard_eval": 1}, TypeError, "hard_eval must be True or False"),
         ({"normalize": "all"}, ValueError, "normalize must be one of"),
+        ({"normalize": "batch"}, ValueError, "use normalize='row' or None"),
         ({"dropout": 1.5}, ValueError, "dropout must be between 0 and 1"),
     ],
 )

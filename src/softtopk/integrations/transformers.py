@@ -22,7 +22,6 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ..functional import Normalize
 from ..nn import soft_topk_attention
 
 try:
@@ -54,7 +53,7 @@ Target = TypeVar("Target", PreTrainedModel, PreTrainedConfig)
 class _Options(NamedTuple):
     topk: int
     eps: float | Tensor = 1.0
-    normalize: Normalize = None
+    normalize: Literal["row"] | None = None
     hard: Hard = False
 
 
@@ -77,7 +76,7 @@ def use_soft_topk(
     topk: int,
     *,
     eps: float = 1.0,
-    normalize: Normalize = None,
+    normalize: Literal["row"] | None = None,
     hard: Hard = False,
 ) -> Target:
     """Give a model top-k attention, or every model that is made from a config.

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .._checks import check_integer, check_number
-from ..functional import Normalize, soft_topk_softmax
+from ..functional import soft_topk_softmax
 from ..functional._arguments import (
     Strength,
     check_broadcast,
@@ -30,7 +30,7 @@ def soft_topk_attention(
     topk: int,
     *,
     eps: Strength = 1.0,
-    normalize: Normalize = None,
+    normalize: Literal["row"] | None = None,
     attn_mask: Tensor | None = None,
     is_causal: bool = False,
     dropout_p: float = 0.0,
@@ -49,7 +49,7 @@ def soft_topk_attention(
     topk: int,
     *,
     eps: Strength = 1.0,
-    normalize: Normalize = None,
+    normalize: Literal["row"] | None = None,
     attn_mask: Tensor | None = None,
     is_causal: bool = False,
     dropout_p: float = 0.0,
@@ -68,7 +68,7 @@ def soft_topk_attention(
     topk: int,
     *,
     eps: Strength = 1.0,
-    normalize: Normalize = None,
+    normalize: Literal["row"] | None = None,
     attn_mask: Tensor | None = None,
     is_causal: bool = False,
     dropout_p: float = 0.0,
@@ -86,7 +86,7 @@ def soft_topk_attention(
     topk: int,
     *,
     eps: Strength = 1.0,
-    normalize: Normalize = None,
+    normalize: Literal["row"] | None = None,
     attn_mask: Tensor | None = None,
     is_causal: bool = False,
     dropout_p: float = 0.0,
@@ -113,7 +113,9 @@ def soft_topk_attention(
         topk: How many keys, an int of at least 1.
         eps: Regularisation strength, in units of the scores: a float, or a tensor that broadcasts
             to (..., L), say (heads, 1) for one per head. The default suits scores of unit variance.
-        normalize: As in `softtopk.soft_topk`.
+        normalize: None, or "row" for an ``eps`` relative to the scores of each query, as in
+            `softtopk.soft_topk`. A finite low mask, say -1e9, sets that scale: mask by -inf or a
+            boolean. Not "batch": a query would depend on others, on later ones too.
         attn_mask: Broadcasts to (..., L, S): boolean, True takes part, or floating, added to the
             scores, where -inf takes no part.
         is_causal: Query i takes the keys up to i. Not together with ``attn_mask``.
@@ -125,7 +127,8 @@ def soft_topk_attention(
         need_weights: Return the weights too, as they are applied: after dropout, as in
             ``nn.MultiheadAttention``.
         hard: Attend to exactly the ``topk`` keys with the largest scores, with the gradient of the
-            soft attention (straight-through). If no gradient is wanted, only their values are read.
+            soft attention (straight-through). If no gradient is wanted, only their values are read,
+            and under one seed dropout drops others than with a gradient.
 
     Returns:
         (..., L, Ev), and the weights (..., L, S) if ``need_weights``.
@@ -135,7 +138,7 @@ def soft_topk_attention(
     torch.Size([2, 4, 10, 8])
     """
     topk = check_integer("topk", topk)
-    check_choice("normalize", normalize, (None, "row", "batch"))
+    check_normalize(normalize)
     check_dropout("dropout_p", dropout_p)
     check_flag("need_weights", need_weights)
     check_flag("hard", hard)
@@ -169,7 +172,7 @@ def _scores_of(
 ) -> tuple[Tensor, Tensor | None]:
     """The scores, of the shape given, a floating mask added, and a boolean mask."""
     check_flag("is_causal", is_causal)
-    scale = query.shape[-1] ** -0.5 if scale is None else check_number("scale", scale)
+    scale = max(query.shape[-1], 1) ** -0.5 if scale is None else check_number("scale", scale)
     # The scores are the larger tensor: scale before the product.
     scores = _per_group(query * scale, key.mT)
     if scores.shape != shape:  # the values have more leading axes
@@ -218,6 +221,7 @@ def _attend_to_few(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention to the ``topk`` keys with the largest scores, which reads their values only."""
     weights, index = softmax_of_largest(scores, mask, topk)
+    weights = weights.to(scores.dtype)  # autocast may leave them wider
     if dropout_p > 0.0:
         weights = F.dropout(weights, dropout_p)
     # One table of all values, and for every query a bag of its rows: unlike a gather, which would
@@ -229,13 +233,13 @@ def _attend_to_few(
         first = first.repeat_interleave(scores.shape[-3] // first.shape[-1], -1)
     output = F.embedding_bag(
         (index + first[..., None, None]).flatten(0, -2),
-        value.flatten(0, -2).to(weights.dtype),  # autocast leaves them wider than the weights
+        value.flatten(0, -2).to(weights.dtype),  # and these
         per_sample_weights=weights.flatten(0, -2),
         mode="sum",
     ).view(*index.shape[:-1], size)
     if not need_weights:
         return output
-    return output, torch.zeros_like(scores).scatter(-1, index, weights)
+    return output, torch.zeros_like(scores).scatter_(-1, index, weights)
 
 
 def _shape_of_scores(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> torch.Size:
@@ -252,11 +256,10 @@ def _shape_of_scores(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool
         if tensor.ndim < 2 + enable_gqa:
             axes = "(..., heads, length, size)" if enable_gqa else "(..., length, size)"
             raise ValueError(f"{name} must have axes {axes}, got shape {tuple(tensor.shape)}")
-    shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in named.items())
     if query.shape[-1] != key.shape[-1]:
-        raise ValueError(f"query and key must have last axes of one size, got {shapes}")
+        raise ValueError(f"query and key must have last axes of one size, got {describe(named)}")
     if key.shape[-2] != value.shape[-2]:
-        raise ValueError(f"key and value must have as many rows (axis -2), got {shapes}")
+        raise ValueError(f"key and value must have as many rows (axis -2), got {describe(named)}")
     dtypes = [tensor.dtype for tensor in named.values()]
     if len(set(dtypes)) > 1 and not torch.is_autocast_enabled(query.device.type):
         raise TypeError(
@@ -269,19 +272,32 @@ def _shape_of_scores(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool
         if any(batch[-1] == 0 or heads % batch[-1] for batch in batches):
             raise ValueError(
                 "with enable_gqa the heads (axis -3) of query must be a multiple of those of key "
-                f"and of value, got {shapes}"
+                f"and of value, got {describe(named)}"
             )
         batches = [torch.Size((*batch[:-1], heads)) for batch in batches]
     try:
         batch = torch.broadcast_shapes(*batches)
     except RuntimeError:
         remedy = "" if enable_gqa else "; for shared heads pass enable_gqa=True"
-        raise ValueError(f"the leading axes do not broadcast: {shapes}{remedy}") from None
+        raise ValueError(f"the leading axes do not broadcast: {describe(named)}{remedy}") from None
     return torch.Size((*batch, query.shape[-2], key.shape[-2]))
 
 
-def check_dropout(name: str, value: float) -> float:
+def describe(named: dict[str, Tensor]) -> str:
+    """The shapes, for an error. Not before there is one: torch.compile takes no text of sizes."""
+    return ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in named.items())
+
+
+def check_normalize(value: str | None) -> None:
+    if value == "batch":
+        raise ValueError(
+            "normalize='batch' would make a query depend on later ones and on other sequences of "
+            "the batch, which set the scale too; use normalize='row' or None"
+        )
+    check_choice("normalize", value, (None, "row"))
+
+
+def check_dropout(name: str, value: float) -> None:
     """A probability, as it is applied to the weights."""
     if not 0.0 <= check_number(name, value) <= 1.0:
         raise ValueError(f"{name} must be between 0 and 1, got {name}={value}")
-    return float(value)

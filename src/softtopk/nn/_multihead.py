@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import reduce
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .._checks import check_integer
-from ..functional import Normalize
-from ..functional._arguments import Strength, check_choice, check_eps, check_flag
-from ._attention import check_dropout, soft_topk_attention
+from ..functional._arguments import Strength, check_eps, check_flag
+from ._attention import check_dropout, check_normalize, describe, soft_topk_attention
 
 
 class SoftTopKAttention(nn.MultiheadAttention):
@@ -29,8 +28,9 @@ class SoftTopKAttention(nn.MultiheadAttention):
         topk: How many keys; those of ``add_bias_kv`` and ``add_zero_attn`` count among them.
         eps: Regularisation strength, in units of the scores: a float or a tensor (num_heads,).
         learn_eps: Learn one eps for every head, starting at ``eps``: its logarithm is the parameter
-            ``log_eps`` (num_heads,). A state dict without it loads and leaves it as it is.
-        normalize: As in `softtopk.soft_topk`.
+            ``log_eps`` (num_heads,). A state dict without it loads and leaves it as it is. Weight
+            decay pulls it towards 0, and so eps towards 1.
+        normalize: As in `soft_topk_attention`: None or "row".
         hard_eval: In eval mode attend to exactly the ``topk`` keys with the largest scores.
 
     The other arguments, by position or by name, are those of ``nn.MultiheadAttention``.
@@ -50,15 +50,14 @@ class SoftTopKAttention(nn.MultiheadAttention):
         topk: int,
         eps: Strength = 1.0,
         learn_eps: bool = False,
-        normalize: Normalize = None,
+        normalize: Literal["row"] | None = None,
         hard_eval: bool = False,
         **options: Any,
     ) -> None:
         super().__init__(*arguments, **options)
         check_dropout("dropout", self.dropout)
-        check_eps(eps, torch.Size((self.num_heads,)))
         check_flag("learn_eps", learn_eps)
-        check_choice("normalize", normalize, (None, "row", "batch"))
+        check_normalize(normalize)
         check_flag("hard_eval", hard_eval)
         # In eval mode nn.TransformerEncoderLayer computes ordinary attention itself, past our
         # forward, unless it finds projections that it does not know.
@@ -67,50 +66,77 @@ class SoftTopKAttention(nn.MultiheadAttention):
         self.learn_eps = learn_eps
         self.normalize = normalize
         self.hard_eval = hard_eval
+        if learn_eps:
+            self.log_eps = nn.Parameter(self.out_proj.weight.new_empty(self.num_heads))
         self._hold(eps)
 
     def _hold(self, eps: Strength) -> None:
-        weight = self.out_proj.weight
+        check_eps(eps, torch.Size((self.num_heads,)))
+        # Besides, as it was given: the meta device keeps no values.
+        self._given_eps = eps.detach().clone() if isinstance(eps, Tensor) else eps
         if self.learn_eps:
-            start = torch.as_tensor(eps, dtype=weight.dtype, device=weight.device).log()
-            self.log_eps = nn.Parameter(start.expand(self.num_heads).clone())
-        elif isinstance(eps, Tensor):
+            with torch.no_grad():
+                self.log_eps.copy_(self._given_log_eps(self.log_eps))
+            return
+        if hasattr(self, "_eps"):  # what was a buffer may become a number
+            del self._eps
+        if isinstance(eps, Tensor):
             # Not persistent: the state dict stays that of nn.MultiheadAttention.
-            self.register_buffer("_eps", eps.detach().to(weight.device), persistent=False)
+            held = eps.detach().to(self.out_proj.weight.device)
+            self.register_buffer("_eps", held, persistent=False)
         else:
             self._eps = eps
 
+    def _given_log_eps(self, like: Tensor) -> Tensor:
+        given = torch.as_tensor(self._given_eps, dtype=like.dtype, device=like.device)
+        return given.log().expand(self.num_heads)
+
     @classmethod
     def from_multihead(cls, attention: nn.MultiheadAttention, **options: Any) -> SoftTopKAttention:
-        """One with the very parameters of ``attention``; ``options`` are ``topk`` and the like.
+        """One with the very parameters of ``attention``; ``options`` are those of the constructor:
+        ``topk``, and any that shall differ.
 
         >>> layer = nn.TransformerEncoderLayer(16, 4)
         >>> layer.self_attn = SoftTopKAttention.from_multihead(layer.self_attn, topk=3)
         """
         weight = attention.out_proj.weight
-        made = cls(
-            attention.embed_dim,
-            attention.num_heads,
-            dropout=attention.dropout,
-            bias=attention.in_proj_bias is not None,
-            add_bias_kv=attention.bias_k is not None,
-            add_zero_attn=attention.add_zero_attn,
-            kdim=attention.kdim,
-            vdim=attention.vdim,
-            batch_first=attention.batch_first,
-            device=weight.device,
-            dtype=weight.dtype,
-            **options,
-        )
-        for name, parameter in attention.named_parameters(recurse=False):
-            setattr(made, name, parameter)
+        same = {
+            "dropout": attention.dropout,
+            "bias": attention.in_proj_bias is not None,
+            "add_bias_kv": attention.bias_k is not None,
+            "add_zero_attn": attention.add_zero_attn,
+            "kdim": attention.kdim,
+            "vdim": attention.vdim,
+            "batch_first": attention.batch_first,
+            "device": weight.device,
+            "dtype": weight.dtype,
+        }
+        made = cls(attention.embed_dim, attention.num_heads, **same | options)
+        theirs, own = (dict(each.named_parameters(recurse=False)) for each in (attention, made))
+        differing = sorted((theirs.keys() ^ own.keys()) - {"log_eps"})
+        if differing:
+            raise ValueError(
+                "attention must have the parameters of an nn.MultiheadAttention with these "
+                f"options, but it differs in {', '.join(differing)}; if it is parametrized or "
+                "pruned, make that permanent first"
+            )
+        for name in theirs.keys() - {"log_eps"}:
+            setattr(made, name, theirs[name])
         made.out_proj = attention.out_proj
         return made.train(attention.training)
 
     @property
     def eps(self) -> Strength:
-        """The regularisation strength: a float, or a tensor (num_heads,)."""
-        return self.log_eps.exp() if self.learn_eps else self._eps
+        """The regularisation strength: a float, or a tensor (num_heads,). It can be set."""
+        if not self.learn_eps:
+            return self._eps
+        # Neither infinite nor zero, nor so after a half of it.
+        limits = torch.finfo(self.log_eps.dtype)
+        return self.log_eps.clamp(math.log(limits.tiny) + 1, math.log(limits.max) - 1).exp()
+
+    @eps.setter
+    def eps(self, eps: Strength) -> None:
+        self._hold(eps)
 
     def forward(
         self,
@@ -213,13 +239,14 @@ class SoftTopKAttention(nn.MultiheadAttention):
                 "SoftTopKAttention takes no nested tensors. If nn.TransformerEncoder makes them of "
                 "padded input, give it enable_nested_tensor=False, or set use_nested_tensor=False"
             )
-        shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in named.items())
         if not query.ndim == key.ndim == value.ndim or query.ndim not in (2, 3):
-            raise ValueError(f"query, key and value must all be 3-d, or all 2-d, got {shapes}")
+            raise ValueError(
+                f"query, key and value must all be 3-d, or all 2-d, got {describe(named)}"
+            )
         sizes = (self.embed_dim, self.kdim, self.vdim)
         if (query.shape[-1], key.shape[-1], value.shape[-1]) != sizes:
             raise ValueError(
-                f"the last axes must be of embed_dim, kdim, vdim = {sizes}, got {shapes}"
+                f"the last axes must be of embed_dim, kdim, vdim = {sizes}, got {describe(named)}"
             )
         across = 0 if self.batch_first else 1
         if key.shape[:-1] != value.shape[:-1] or (
@@ -228,12 +255,16 @@ class SoftTopKAttention(nn.MultiheadAttention):
             order = "(batch, length, size)" if self.batch_first else "(length, batch, size)"
             raise ValueError(
                 f"batch sizes, and lengths of key and value, must agree; axes are {order} with "
-                f"batch_first={self.batch_first}, got {shapes}"
+                f"batch_first={self.batch_first}, got {describe(named)}"
             )
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        like = state_dict.get(prefix + "out_proj.weight", self.out_proj.weight)
         if self.learn_eps:
-            state_dict.setdefault(prefix + "log_eps", self.log_eps.detach())
+            held = self._given_log_eps(like) if self.log_eps.is_meta else self.log_eps.detach()
+            state_dict.setdefault(prefix + "log_eps", held)
+        elif isinstance(self._eps, Tensor) and self._eps.is_meta:
+            self._eps = self._given_eps.to(like.device)
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def extra_repr(self) -> str:
