@@ -506,6 +506,19 @@ def test_normalize_is_handed_on() -> None:
     assert not torch.allclose(logits_of(plain), logits_of(by_row), atol=1e-2)
 
 
+def test_normalize_by_the_batch_is_refused() -> None:
+    """It would see the keys after a query, and the other samples."""
+    refused = pytest.raises(ValueError, match="normalize must be one of None, 'row', got 'batch'")
+    config = copy.deepcopy(FAMILIES["llama"].config)
+    with refused:
+        use_soft_topk(config, topk=3, normalize="batch")  # type: ignore[arg-type]
+    assert not hasattr(config, "soft_topk")
+    with refused, soft_topk_options(normalize="batch"):
+        pass
+    with refused:
+        logits_of(build("llama", soft_topk={"topk": 3, "normalize": "batch"}))
+
+
 def test_without_topk() -> None:
     model = build("llama")
     with pytest.raises(ValueError, match=r"LlamaAttention .* no topk: .*use_soft_topk.*options"):

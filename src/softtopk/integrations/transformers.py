@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ..functional import Normalize
+from ..functional._arguments import check_choice
 from ..nn import soft_topk_attention
 
 try:
@@ -48,6 +48,8 @@ NAME = "soft_topk"
 """The name of the attention implementation, and of the attribute of a config with its options."""
 
 Hard = Literal["eval"] | bool
+# Not "batch": every score of a batch would count, those of later keys and of other samples too.
+Normalize = Literal["row"] | None
 Target = TypeVar("Target", PreTrainedModel, PreTrainedConfig)
 
 
@@ -91,7 +93,7 @@ def use_soft_topk(
         topk: how many keys a query attends to. A query with no more than that has the usual
             attention.
         eps: the temperature of the selection, see `softtopk.nn.soft_topk_attention`.
-        normalize: see there.
+        normalize: ``"row"`` makes ``eps`` relative to the scores of a query, see there.
         hard: whether to keep exactly the ``topk`` largest scores: ``True``, ``False``, or
             ``"eval"``, which is in evaluation mode only.
 
@@ -189,6 +191,7 @@ def _check(options: Mapping[str, Any]) -> None:
     unknown = sorted(options.keys() - set(_Options._fields))
     if unknown:
         raise ValueError(f"no such option of {NAME}: {unknown}; there are {list(_Options._fields)}")
+    check_choice("normalize", options.get("normalize"), (None, "row"))
     if options.get("hard", False) not in (True, False, "eval"):
         raise ValueError(f"hard must be True, False or 'eval', got {options['hard']!r}")
 
