@@ -7,6 +7,7 @@ import copy
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -490,6 +491,54 @@ def test_the_context_wins_over_the_config() -> None:
         assert torch.equal(logits_of(model), two)
         assert torch.equal(logits_of(build("llama", soft_topk={"eps": 0.5})), two)
     assert torch.equal(logits_of(model), expected)
+
+
+def test_contexts_that_overlap() -> None:
+    """As two threads have them, or generators that are closed in another order."""
+    module = build("llama", soft_topk={"topk": 9}).model.layers[0].self_attn
+    settings: list[dict[str, Any]] = [{"topk": 3, "hard": True}, {"topk": 4}, {"topk": 3}]
+    contexts = [soft_topk_options(**options) for options in settings]
+    found = []
+    for context in contexts:
+        context.__enter__()
+        found.append(integration._options(module))
+    for index in (1, 0, 2):
+        contexts[index].__exit__(None, None, None)
+        found.append(integration._options(module))
+    assert [options.topk for options in found] == [3, 4, 3, 3, 3, 9]
+    assert [options.hard for options in found] == [True, True, True, True, False, False]
+
+
+def test_threads_that_overlap() -> None:
+    module = build("llama", soft_topk={"topk": 9}).model.layers[0].self_attn
+    first_is_in, second_is_in, first_is_out = (threading.Event() for _ in range(3))
+    found = {}
+
+    def first() -> None:
+        with soft_topk_options(topk=3):
+            first_is_in.set()
+            assert second_is_in.wait(30)
+        first_is_out.set()
+
+    def second() -> None:
+        assert first_is_in.wait(30)
+        with soft_topk_options(eps=0.5):
+            found["both"] = integration._options(module)
+            second_is_in.set()
+            assert first_is_out.wait(30)
+            found["second"] = integration._options(module)
+
+    threads = [threading.Thread(target=target) for target in (first, second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found["none"] = integration._options(module)
+    assert {name: (options.topk, options.eps) for name, options in found.items()} == {
+        "both": (3, 0.5),
+        "second": (9, 0.5),
+        "none": (9, 1.0),
+    }
 
 
 def test_hard_in_evaluation_only() -> None:

@@ -69,9 +69,17 @@ _REFUSED = {
     "cache": "a paged cache (continuous batching)",
 }
 
-# Of the innermost `soft_topk_options`. One for all threads, as the backward pass runs in its own
-# and a text streamer needs one; and torch.compile traces a global, but no context variable.
-_in_context: Mapping[str, Any] = {}
+class _Entry:
+    """The options of one `soft_topk_options`, equal to no other."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self.options = options
+
+
+# Of every `soft_topk_options` that is open, the latest last. One list for all threads, as the
+# backward pass runs in its own and a text streamer needs one; and torch.compile traces a global,
+# but no context variable. Threads and generators may leave in another order than they came.
+_entries: list[_Entry] = []
 
 
 def use_soft_topk(
@@ -116,7 +124,8 @@ def use_soft_topk(
 def soft_topk_options(**options: Any) -> Iterator[None]:
     """Set some of the options ``topk``, ``eps``, ``normalize`` and ``hard`` for every model.
 
-    Those given here win over those of an outer ``with``, which win over those of a config::
+    Those given here win over those of an outer or earlier ``with``, which win over those of a
+    config::
 
         with soft_topk_options(hard=True):
             model.generate(...)
@@ -124,14 +133,13 @@ def soft_topk_options(**options: Any) -> Iterator[None]:
     They hold in every thread until the end of the block. Gradient checkpointing calls the attention
     again in the backward pass: have that in the block, too, or the options in the config.
     """
-    global _in_context
     _check(options)
-    outer = _in_context
-    _in_context = {**outer, **options}
+    entry = _Entry(options)
+    _entries.append(entry)
     try:
         yield
     finally:
-        _in_context = outer
+        _entries.remove(entry)
 
 
 def soft_topk_attention_forward(
@@ -197,7 +205,9 @@ def _check(options: Mapping[str, Any]) -> None:
 
 
 def _options(module: nn.Module) -> _Options:
-    options = {**(getattr(module.config, NAME, None) or {}), **_in_context}
+    options = {**(getattr(module.config, NAME, None) or {})}
+    for entry in list(_entries):
+        options.update(entry.options)
     _check(options)
     if "topk" not in options:
         raise ValueError(
