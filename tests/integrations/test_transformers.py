@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from reference import log_soft_topk_tensor
@@ -583,11 +584,60 @@ def test_wrong_options() -> None:
         logits_of(build("llama", soft_topk={"k": 3}))
     with pytest.raises(ValueError, match="no such option"), soft_topk_options(k=3):
         pass
-    for hard in ("train", 2, None):
-        with pytest.raises(ValueError, match=f"hard must be True, False or 'eval', got {hard!r}"):
-            use_soft_topk(build("llama"), topk=3, hard=hard)
-    with pytest.raises(ValueError, match="topk"):
-        logits_of(build("llama", soft_topk={"topk": 0}))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"topk": 0}, ValueError, "topk must be at least 1, got topk=0"),
+        ({"topk": 2.5}, TypeError, "topk must be an int, got topk=2.5"),
+        ({"topk": True}, TypeError, "topk must be an int, got topk=True"),
+        ({"eps": -1}, ValueError, "eps must be positive and finite, got eps=-1"),
+        ({"eps": "1"}, TypeError, "eps must be a float or a tensor, got '1'"),
+        ({"normalize": "foo"}, ValueError, "normalize must be one of None, 'row', got 'foo'"),
+        *(
+            ({"hard": hard}, ValueError, f"hard must be True, False or 'eval', got {hard!r}")
+            for hard in (1, 0, "train", None)
+        ),
+    ],
+    ids=str,
+)
+def test_wrong_values(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    """Nothing is changed by them."""
+    config = copy.deepcopy(FAMILIES["llama"].config)
+    before = config.to_dict()
+    with pytest.raises(error, match=message):
+        use_soft_topk(config, **{"topk": 3, **options})
+    assert config.to_dict() == before
+    with pytest.raises(error, match=message), soft_topk_options(**options):
+        pass
+    with pytest.raises(error, match=message):
+        logits_of(build("llama", num_hidden_layers=1, soft_topk={"topk": 3, **options}))
+
+
+def test_a_tensor_of_eps() -> None:
+    """It could not be saved."""
+    config = LlamaConfig(**GROUPED)
+    with pytest.raises(TypeError, match="eps must be a float, .* got a tensor; .*soft_topk_option"):
+        use_soft_topk(config, topk=3, eps=torch.tensor(0.5))  # type: ignore[arg-type]
+    model = build("llama", soft_topk={"topk": 3, "eps": 0.5})
+    expected = logits_of(model)
+    with soft_topk_options(eps=torch.full((4, 1), 0.5)):
+        torch.testing.assert_close(logits_of(model), expected, rtol=0, atol=1e-5)
+
+
+def test_numbers_of_numpy_are_saved(tmp_path: Path) -> None:
+    config = use_soft_topk(LlamaConfig(**GROUPED), topk=np.int64(3), eps=np.float32(0.5))
+    config.save_pretrained(tmp_path)
+    options = AutoConfig.from_pretrained(tmp_path).soft_topk
+    assert options == {"topk": 3, "eps": 0.5, "normalize": None, "hard": False}
+
+
+@pytest.mark.parametrize("target", ["x", nn.Linear(2, 2), None], ids=str)
+def test_wrong_targets(target: Any) -> None:
+    message = f"target must be a model or a config of transformers, got {type(target).__name__}"
+    with pytest.raises(TypeError, match=message):
+        use_soft_topk(target, 1)
 
 
 @every_family

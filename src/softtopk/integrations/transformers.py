@@ -22,7 +22,8 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ..functional._arguments import check_choice
+from .._checks import check_integer
+from ..functional._arguments import check_choice, check_eps
 from ..nn import soft_topk_attention
 
 try:
@@ -108,8 +109,17 @@ def use_soft_topk(
     Returns:
         ``target``.
     """
-    options = _Options(topk, eps, normalize, hard)._asdict()
-    _check(options)
+    if not isinstance(target, (PreTrainedModel, PreTrainedConfig)):
+        raise TypeError(
+            "target must be a model or a config of transformers, got "
+            f"{type(target).__name__}; of a wrapped model, pass the one inside"
+        )
+    if isinstance(eps, Tensor):
+        raise TypeError(
+            "eps must be a float, as it is saved with the config, got a tensor; "
+            "run the model in `with soft_topk_options(eps=...)` for that"
+        )
+    options = _checked(_Options(topk, eps, normalize, hard)._asdict())
     if isinstance(target, PreTrainedConfig):
         target._attn_implementation = NAME
     else:
@@ -130,11 +140,10 @@ def soft_topk_options(**options: Any) -> Iterator[None]:
         with soft_topk_options(hard=True):
             model.generate(...)
 
-    They hold in every thread until the end of the block. Gradient checkpointing calls the attention
+    ``eps`` may be a tensor here. They hold in every thread until the end of the block. Gradient checkpointing calls the attention
     again in the backward pass: have that in the block, too, or the options in the config.
     """
-    _check(options)
-    entry = _Entry(options)
+    entry = _Entry(_checked(options))
     _entries.append(entry)
     try:
         yield
@@ -195,20 +204,29 @@ def soft_topk_mask(*, config: PreTrainedConfig, **kwargs: Any) -> Tensor | None:
     return sdpa_mask(config=config, **{**kwargs, "allow_is_causal_skip": False})
 
 
-def _check(options: Mapping[str, Any]) -> None:
+def _checked(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options, numbers as plain ones, which can be saved."""
     unknown = sorted(options.keys() - set(_Options._fields))
     if unknown:
         raise ValueError(f"no such option of {NAME}: {unknown}; there are {list(_Options._fields)}")
+    checked = dict(options)
+    if "topk" in options:
+        checked["topk"] = check_integer("topk", options["topk"])
+    # The shape of a tensor is a matter of the scores.
+    if "eps" in options and not isinstance(options["eps"], Tensor):
+        checked["eps"] = check_eps(options["eps"], torch.Size())
     check_choice("normalize", options.get("normalize"), (None, "row"))
-    if options.get("hard", False) not in (True, False, "eval"):
-        raise ValueError(f"hard must be True, False or 'eval', got {options['hard']!r}")
+    hard = options.get("hard", False)
+    if not (type(hard) is bool or hard == "eval"):
+        raise ValueError(f"hard must be True, False or 'eval', got {hard!r}")
+    return checked
 
 
 def _options(module: nn.Module) -> _Options:
     options = {**(getattr(module.config, NAME, None) or {})}
     for entry in list(_entries):
         options.update(entry.options)
-    _check(options)
+    options = _checked(options)
     if "topk" not in options:
         raise ValueError(
             f"{type(module).__name__} has attn_implementation={NAME!r}, but no topk: call "
