@@ -618,7 +618,7 @@ def test_wrong_values(options: dict[str, Any], error: type[Exception], message: 
 def test_a_tensor_of_eps() -> None:
     """It could not be saved."""
     config = LlamaConfig(**GROUPED)
-    with pytest.raises(TypeError, match="eps must be a float, .* got a tensor; .*soft_topk_option"):
+    with pytest.raises(TypeError, match=r"eps must be a float, .*a tensor; .*soft_topk_options"):
         use_soft_topk(config, topk=3, eps=torch.tensor(0.5))  # type: ignore[arg-type]
     model = build("llama", soft_topk={"topk": 3, "eps": 0.5})
     expected = logits_of(model)
@@ -758,6 +758,25 @@ def test_models_without_the_interface() -> None:
     model = AutoModel.from_config(config)
     with pytest.raises(NotImplementedError, match="attention of XLNetModel does not go through"):
         use_soft_topk(model, topk=3)
+
+
+@pytest.mark.parametrize("family", ["bloom", "xlnet"])
+def test_configs_without_the_interface(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything has imported the models of the family, too."""
+    config = AutoConfig.for_model(family)
+    modeling = f"transformers.models.{family}.modeling_{family}"
+    monkeypatch.delitem(sys.modules, modeling, raising=False)
+    with pytest.raises(NotImplementedError, match=rf"(?i)attention of {family}config does not go"):
+        use_soft_topk(config, topk=3)
+    assert not hasattr(config, "soft_topk")
+
+
+def test_a_config_whose_models_are_not_known() -> None:
+    class OwnConfig(PreTrainedConfig):
+        model_type = "own"
+
+    OwnConfig.__module__ = "nowhere.configuration_own"
+    assert use_soft_topk(OwnConfig(), topk=3).soft_topk["topk"] == 3
 
 
 def test_without_transformers() -> None:

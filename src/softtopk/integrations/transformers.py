@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib import import_module
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
@@ -70,6 +71,7 @@ _REFUSED = {
     "cache": "a paged cache (continuous batching)",
 }
 
+
 class _Entry:
     """The options of one `soft_topk_options`, equal to no other."""
 
@@ -120,10 +122,10 @@ def use_soft_topk(
             "run the model in `with soft_topk_options(eps=...)` for that"
         )
     options = _checked(_Options(topk, eps, normalize, hard)._asdict())
+    _require_interface(target)
     if isinstance(target, PreTrainedConfig):
         target._attn_implementation = NAME
     else:
-        _require_interface(target)
         target.set_attn_implementation(NAME)
     for config in _configs(target):
         setattr(config, NAME, dict(options))
@@ -140,8 +142,9 @@ def soft_topk_options(**options: Any) -> Iterator[None]:
         with soft_topk_options(hard=True):
             model.generate(...)
 
-    ``eps`` may be a tensor here. They hold in every thread until the end of the block. Gradient checkpointing calls the attention
-    again in the backward pass: have that in the block, too, or the options in the config.
+    ``eps`` may be a tensor here. They hold in every thread until the end of the block. Gradient
+    checkpointing calls the attention again in the backward pass: have that in the block, too, or
+    the options in the config.
     """
     entry = _Entry(_checked(options))
     _entries.append(entry)
@@ -198,8 +201,7 @@ def soft_topk_attention_forward(
 def soft_topk_mask(*, config: PreTrainedConfig, **kwargs: Any) -> Tensor | None:
     """The mask as transformers asks for it: boolean, True takes part, never left out if causal."""
     # Such a family would go on to add the boolean mask to its scores.
-    modeling = type(config).__module__.replace("configuration_", "modeling_")
-    if _has_own_attention(modeling):
+    if _has_own_attention(_modeling_of(config)):
         raise NotImplementedError(_no_interface(type(config).__name__))
     return sdpa_mask(config=config, **{**kwargs, "allow_is_causal_skip": False})
 
@@ -270,11 +272,23 @@ def _has_own_attention(modeling: str) -> bool:
     )
 
 
-def _require_interface(model: PreTrainedModel) -> None:
+def _modeling_of(config: PreTrainedConfig) -> str:
+    """The module with the models of a config, by the naming rule of transformers."""
+    return type(config).__module__.replace("configuration_", "modeling_")
+
+
+def _require_interface(target: PreTrainedModel | PreTrainedConfig) -> None:
     """transformers itself takes the name for any model, and some go on with their own attention."""
-    parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
-    if all(_has_own_attention(type(part).__module__) for part in parts):
-        raise NotImplementedError(_no_interface(type(model).__name__))
+    if isinstance(target, PreTrainedConfig):
+        modules = [_modeling_of(config) for config in _configs(target)]
+        for module in modules:
+            with suppress(ImportError):  # a family that breaks the rule cannot be checked
+                import_module(module)
+    else:
+        parts = [part for part in target.modules() if isinstance(part, PreTrainedModel)]
+        modules = [type(part).__module__ for part in parts]
+    if all(map(_has_own_attention, modules)):
+        raise NotImplementedError(_no_interface(type(target).__name__))
 
 
 def _no_interface(name: str) -> str:
