@@ -403,6 +403,20 @@ def test_compiled():
     assert_close(*grads)
 
 
+@pytest.mark.parametrize("hard", [False, True])
+def test_compiled_for_any_length(hard):
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        soft_topk_attention, fullgraph=True, dynamic=True, backend="aot_eager"
+    )
+    for length in (5, 8, 11):
+        tensors = inputs(2, 3, length=length, keys=length)
+        assert_close(
+            compiled(*tensors, 3, is_causal=True, hard=hard),
+            soft_topk_attention(*tensors, 3, is_causal=True, hard=hard),
+        )
+
+
 def test_compiled_without_gradient():
     """The compiler takes the sparse path of hard=True too, and that of ordinary attention."""
     torch._dynamo.reset()

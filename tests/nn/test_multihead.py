@@ -387,6 +387,15 @@ def test_compiled():
     assert_close(*(torch.autograd.grad(r[0].square().sum(), wanted) for r in results))
 
 
+def test_compiled_for_any_length():
+    torch._dynamo.reset()
+    _, made = pair(2, batch_first=True)
+    compiled = torch.compile(made, fullgraph=True, dynamic=True, backend="aot_eager")
+    for length in (5, 8, 11):
+        x = randn(N, length, E)
+        assert_close(compiled(x, x, x), made(x, x, x))
+
+
 def test_gradients_of_samples():
     _, made = pair(2, learn_eps=True, batch_first=True)
     x = randn(3, S, E)

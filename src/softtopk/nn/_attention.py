@@ -252,11 +252,10 @@ def _shape_of_scores(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool
         if tensor.ndim < 2 + enable_gqa:
             axes = "(..., heads, length, size)" if enable_gqa else "(..., length, size)"
             raise ValueError(f"{name} must have axes {axes}, got shape {tuple(tensor.shape)}")
-    shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in named.items())
     if query.shape[-1] != key.shape[-1]:
-        raise ValueError(f"query and key must have last axes of one size, got {shapes}")
+        raise ValueError(f"query and key must have last axes of one size, got {describe(named)}")
     if key.shape[-2] != value.shape[-2]:
-        raise ValueError(f"key and value must have as many rows (axis -2), got {shapes}")
+        raise ValueError(f"key and value must have as many rows (axis -2), got {describe(named)}")
     dtypes = [tensor.dtype for tensor in named.values()]
     if len(set(dtypes)) > 1 and not torch.is_autocast_enabled(query.device.type):
         raise TypeError(
@@ -269,15 +268,20 @@ def _shape_of_scores(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool
         if any(batch[-1] == 0 or heads % batch[-1] for batch in batches):
             raise ValueError(
                 "with enable_gqa the heads (axis -3) of query must be a multiple of those of key "
-                f"and of value, got {shapes}"
+                f"and of value, got {describe(named)}"
             )
         batches = [torch.Size((*batch[:-1], heads)) for batch in batches]
     try:
         batch = torch.broadcast_shapes(*batches)
     except RuntimeError:
         remedy = "" if enable_gqa else "; for shared heads pass enable_gqa=True"
-        raise ValueError(f"the leading axes do not broadcast: {shapes}{remedy}") from None
+        raise ValueError(f"the leading axes do not broadcast: {describe(named)}{remedy}") from None
     return torch.Size((*batch, query.shape[-2], key.shape[-2]))
+
+
+def describe(named: dict[str, Tensor]) -> str:
+    """The shapes, for an error. Not before there is one: torch.compile takes no text of sizes."""
+    return ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in named.items())
 
 
 def check_dropout(name: str, value: float) -> float:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from .._checks import check_integer
 from ..functional import Normalize
 from ..functional._arguments import Strength, check_choice, check_eps, check_flag
-from ._attention import check_dropout, soft_topk_attention
+from ._attention import check_dropout, describe, soft_topk_attention
 
 
 class SoftTopKAttention(nn.MultiheadAttention):
@@ -213,13 +213,12 @@ class SoftTopKAttention(nn.MultiheadAttention):
                 "SoftTopKAttention takes no nested tensors. If nn.TransformerEncoder makes them of "
                 "padded input, give it enable_nested_tensor=False, or set use_nested_tensor=False"
             )
-        shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in named.items())
         if not query.ndim == key.ndim == value.ndim or query.ndim not in (2, 3):
-            raise ValueError(f"query, key and value must all be 3-d, or all 2-d, got {shapes}")
+            raise ValueError(f"query, key and value must all be 3-d, or all 2-d, got {describe(named)}")
         sizes = (self.embed_dim, self.kdim, self.vdim)
         if (query.shape[-1], key.shape[-1], value.shape[-1]) != sizes:
             raise ValueError(
-                f"the last axes must be of embed_dim, kdim, vdim = {sizes}, got {shapes}"
+                f"the last axes must be of embed_dim, kdim, vdim = {sizes}, got {describe(named)}"
             )
         across = 0 if self.batch_first else 1
         if key.shape[:-1] != value.shape[:-1] or (
@@ -228,7 +227,7 @@ class SoftTopKAttention(nn.MultiheadAttention):
             order = "(batch, length, size)" if self.batch_first else "(length, batch, size)"
             raise ValueError(
                 f"batch sizes, and lengths of key and value, must agree; axes are {order} with "
-                f"batch_first={self.batch_first}, got {shapes}"
+                f"batch_first={self.batch_first}, got {describe(named)}"
             )
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
