@@ -7,11 +7,13 @@ import copy
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from reference import log_soft_topk_tensor
@@ -492,6 +494,54 @@ def test_the_context_wins_over_the_config() -> None:
     assert torch.equal(logits_of(model), expected)
 
 
+def test_contexts_that_overlap() -> None:
+    """As two threads have them, or generators that are closed in another order."""
+    module = build("llama", soft_topk={"topk": 9}).model.layers[0].self_attn
+    settings: list[dict[str, Any]] = [{"topk": 3, "hard": True}, {"topk": 4}, {"topk": 3}]
+    contexts = [soft_topk_options(**options) for options in settings]
+    found = []
+    for context in contexts:
+        context.__enter__()
+        found.append(integration._options(module))
+    for index in (1, 0, 2):
+        contexts[index].__exit__(None, None, None)
+        found.append(integration._options(module))
+    assert [options.topk for options in found] == [3, 4, 3, 3, 3, 9]
+    assert [options.hard for options in found] == [True, True, True, True, False, False]
+
+
+def test_threads_that_overlap() -> None:
+    module = build("llama", soft_topk={"topk": 9}).model.layers[0].self_attn
+    first_is_in, second_is_in, first_is_out = (threading.Event() for _ in range(3))
+    found = {}
+
+    def first() -> None:
+        with soft_topk_options(topk=3):
+            first_is_in.set()
+            assert second_is_in.wait(30)
+        first_is_out.set()
+
+    def second() -> None:
+        assert first_is_in.wait(30)
+        with soft_topk_options(eps=0.5):
+            found["both"] = integration._options(module)
+            second_is_in.set()
+            assert first_is_out.wait(30)
+            found["second"] = integration._options(module)
+
+    threads = [threading.Thread(target=target) for target in (first, second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found["none"] = integration._options(module)
+    assert {name: (options.topk, options.eps) for name, options in found.items()} == {
+        "both": (3, 0.5),
+        "second": (9, 0.5),
+        "none": (9, 1.0),
+    }
+
+
 def test_hard_in_evaluation_only() -> None:
     soft, hard, mixed = (
         build("llama", soft_topk={"topk": 3, "hard": hard}) for hard in (False, True, "eval")
@@ -504,6 +554,19 @@ def test_hard_in_evaluation_only() -> None:
 def test_normalize_is_handed_on() -> None:
     plain, by_row = (build("llama", soft_topk={"topk": 3, "normalize": n}) for n in (None, "row"))
     assert not torch.allclose(logits_of(plain), logits_of(by_row), atol=1e-2)
+
+
+def test_normalize_by_the_batch_is_refused() -> None:
+    """It would see the keys after a query, and the other samples."""
+    refused = pytest.raises(ValueError, match="normalize must be one of None, 'row', got 'batch'")
+    config = copy.deepcopy(FAMILIES["llama"].config)
+    with refused:
+        use_soft_topk(config, topk=3, normalize="batch")  # type: ignore[arg-type]
+    assert not hasattr(config, "soft_topk")
+    with refused, soft_topk_options(normalize="batch"):
+        pass
+    with refused:
+        logits_of(build("llama", soft_topk={"topk": 3, "normalize": "batch"}))
 
 
 def test_without_topk() -> None:
@@ -521,11 +584,60 @@ def test_wrong_options() -> None:
         logits_of(build("llama", soft_topk={"k": 3}))
     with pytest.raises(ValueError, match="no such option"), soft_topk_options(k=3):
         pass
-    for hard in ("train", 2, None):
-        with pytest.raises(ValueError, match=f"hard must be True, False or 'eval', got {hard!r}"):
-            use_soft_topk(build("llama"), topk=3, hard=hard)
-    with pytest.raises(ValueError, match="topk"):
-        logits_of(build("llama", soft_topk={"topk": 0}))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"topk": 0}, ValueError, "topk must be at least 1, got topk=0"),
+        ({"topk": 2.5}, TypeError, "topk must be an int, got topk=2.5"),
+        ({"topk": True}, TypeError, "topk must be an int, got topk=True"),
+        ({"eps": -1}, ValueError, "eps must be positive and finite, got eps=-1"),
+        ({"eps": "1"}, TypeError, "eps must be a float or a tensor, got '1'"),
+        ({"normalize": "foo"}, ValueError, "normalize must be one of None, 'row', got 'foo'"),
+        *(
+            ({"hard": hard}, ValueError, f"hard must be True, False or 'eval', got {hard!r}")
+            for hard in (1, 0, "train", None)
+        ),
+    ],
+    ids=str,
+)
+def test_wrong_values(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    """Nothing is changed by them."""
+    config = copy.deepcopy(FAMILIES["llama"].config)
+    before = config.to_dict()
+    with pytest.raises(error, match=message):
+        use_soft_topk(config, **{"topk": 3, **options})
+    assert config.to_dict() == before
+    with pytest.raises(error, match=message), soft_topk_options(**options):
+        pass
+    with pytest.raises(error, match=message):
+        logits_of(build("llama", num_hidden_layers=1, soft_topk={"topk": 3, **options}))
+
+
+def test_a_tensor_of_eps() -> None:
+    """It could not be saved."""
+    config = LlamaConfig(**GROUPED)
+    with pytest.raises(TypeError, match=r"eps must be a float, .*a tensor; .*soft_topk_options"):
+        use_soft_topk(config, topk=3, eps=torch.tensor(0.5))  # type: ignore[arg-type]
+    model = build("llama", soft_topk={"topk": 3, "eps": 0.5})
+    expected = logits_of(model)
+    with soft_topk_options(eps=torch.full((4, 1), 0.5)):
+        torch.testing.assert_close(logits_of(model), expected, rtol=0, atol=1e-5)
+
+
+def test_numbers_of_numpy_are_saved(tmp_path: Path) -> None:
+    config = use_soft_topk(LlamaConfig(**GROUPED), topk=np.int64(3), eps=np.float32(0.5))
+    config.save_pretrained(tmp_path)
+    options = AutoConfig.from_pretrained(tmp_path).soft_topk
+    assert options == {"topk": 3, "eps": 0.5, "normalize": None, "hard": False}
+
+
+@pytest.mark.parametrize("target", ["x", nn.Linear(2, 2), None], ids=str)
+def test_wrong_targets(target: Any) -> None:
+    message = f"target must be a model or a config of transformers, got {type(target).__name__}"
+    with pytest.raises(TypeError, match=message):
+        use_soft_topk(target, 1)
 
 
 @every_family
@@ -646,6 +758,25 @@ def test_models_without_the_interface() -> None:
     model = AutoModel.from_config(config)
     with pytest.raises(NotImplementedError, match="attention of XLNetModel does not go through"):
         use_soft_topk(model, topk=3)
+
+
+@pytest.mark.parametrize("family", ["bloom", "xlnet"])
+def test_configs_without_the_interface(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything has imported the models of the family, too."""
+    config = AutoConfig.for_model(family)
+    modeling = f"transformers.models.{family}.modeling_{family}"
+    monkeypatch.delitem(sys.modules, modeling, raising=False)
+    with pytest.raises(NotImplementedError, match=rf"(?i)attention of {family}config does not go"):
+        use_soft_topk(config, topk=3)
+    assert not hasattr(config, "soft_topk")
+
+
+def test_a_config_whose_models_are_not_known() -> None:
+    class OwnConfig(PreTrainedConfig):
+        model_type = "own"
+
+    OwnConfig.__module__ = "nowhere.configuration_own"
+    assert use_soft_topk(OwnConfig(), topk=3).soft_topk["topk"] == 3
 
 
 def test_without_transformers() -> None:

@@ -16,12 +16,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib import import_module
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from .._checks import check_integer
+from ..functional._arguments import check_choice, check_eps
 from ..nn import soft_topk_attention
 
 try:
@@ -47,13 +50,15 @@ NAME = "soft_topk"
 """The name of the attention implementation, and of the attribute of a config with its options."""
 
 Hard = Literal["eval"] | bool
+# Not "batch": every score of a batch would count, those of later keys and of other samples too.
+Normalize = Literal["row"] | None
 Target = TypeVar("Target", PreTrainedModel, PreTrainedConfig)
 
 
 class _Options(NamedTuple):
     topk: int
     eps: float | Tensor = 1.0
-    normalize: Literal["row"] | None = None
+    normalize: Normalize = None
     hard: Hard = False
 
 
@@ -66,9 +71,18 @@ _REFUSED = {
     "cache": "a paged cache (continuous batching)",
 }
 
-# Of the innermost `soft_topk_options`. One for all threads, as the backward pass runs in its own
-# and a text streamer needs one; and torch.compile traces a global, but no context variable.
-_in_context: Mapping[str, Any] = {}
+
+class _Entry:
+    """The options of one `soft_topk_options`, equal to no other."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self.options = options
+
+
+# Of every `soft_topk_options` that is open, the latest last. One list for all threads, as the
+# backward pass runs in its own and a text streamer needs one; and torch.compile traces a global,
+# but no context variable. Threads and generators may leave in another order than they came.
+_entries: list[_Entry] = []
 
 
 def use_soft_topk(
@@ -76,7 +90,7 @@ def use_soft_topk(
     topk: int,
     *,
     eps: float = 1.0,
-    normalize: Literal["row"] | None = None,
+    normalize: Normalize = None,
     hard: Hard = False,
 ) -> Target:
     """Give a model top-k attention, or every model that is made from a config.
@@ -90,19 +104,28 @@ def use_soft_topk(
         topk: how many keys a query attends to. A query with no more than that has the usual
             attention.
         eps: the temperature of the selection, see `softtopk.nn.soft_topk_attention`.
-        normalize: see there.
+        normalize: ``"row"`` makes ``eps`` relative to the scores of a query, see there.
         hard: whether to keep exactly the ``topk`` largest scores: ``True``, ``False``, or
             ``"eval"``, which is in evaluation mode only.
 
     Returns:
         ``target``.
     """
-    options = _Options(topk, eps, normalize, hard)._asdict()
-    _check(options)
+    if not isinstance(target, (PreTrainedModel, PreTrainedConfig)):
+        raise TypeError(
+            "target must be a model or a config of transformers, got "
+            f"{type(target).__name__}; of a wrapped model, pass the one inside"
+        )
+    if isinstance(eps, Tensor):
+        raise TypeError(
+            "eps must be a float, as it is saved with the config, got a tensor; "
+            "run the model in `with soft_topk_options(eps=...)` for that"
+        )
+    options = _checked(_Options(topk, eps, normalize, hard)._asdict())
+    _require_interface(target)
     if isinstance(target, PreTrainedConfig):
         target._attn_implementation = NAME
     else:
-        _require_interface(target)
         target.set_attn_implementation(NAME)
     for config in _configs(target):
         setattr(config, NAME, dict(options))
@@ -113,22 +136,22 @@ def use_soft_topk(
 def soft_topk_options(**options: Any) -> Iterator[None]:
     """Set some of the options ``topk``, ``eps``, ``normalize`` and ``hard`` for every model.
 
-    Those given here win over those of an outer ``with``, which win over those of a config::
+    Those given here win over those of an outer or earlier ``with``, which win over those of a
+    config::
 
         with soft_topk_options(hard=True):
             model.generate(...)
 
-    They hold in every thread until the end of the block. Gradient checkpointing calls the attention
-    again in the backward pass: have that in the block, too, or the options in the config.
+    ``eps`` may be a tensor here. They hold in every thread until the end of the block. Gradient
+    checkpointing calls the attention again in the backward pass: have that in the block, too, or
+    the options in the config.
     """
-    global _in_context
-    _check(options)
-    outer = _in_context
-    _in_context = {**outer, **options}
+    entry = _Entry(_checked(options))
+    _entries.append(entry)
     try:
         yield
     finally:
-        _in_context = outer
+        _entries.remove(entry)
 
 
 def soft_topk_attention_forward(
@@ -178,23 +201,34 @@ def soft_topk_attention_forward(
 def soft_topk_mask(*, config: PreTrainedConfig, **kwargs: Any) -> Tensor | None:
     """The mask as transformers asks for it: boolean, True takes part, never left out if causal."""
     # Such a family would go on to add the boolean mask to its scores.
-    modeling = type(config).__module__.replace("configuration_", "modeling_")
-    if _has_own_attention(modeling):
+    if _has_own_attention(_modeling_of(config)):
         raise NotImplementedError(_no_interface(type(config).__name__))
     return sdpa_mask(config=config, **{**kwargs, "allow_is_causal_skip": False})
 
 
-def _check(options: Mapping[str, Any]) -> None:
+def _checked(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options, numbers as plain ones, which can be saved."""
     unknown = sorted(options.keys() - set(_Options._fields))
     if unknown:
         raise ValueError(f"no such option of {NAME}: {unknown}; there are {list(_Options._fields)}")
-    if options.get("hard", False) not in (True, False, "eval"):
-        raise ValueError(f"hard must be True, False or 'eval', got {options['hard']!r}")
+    checked = dict(options)
+    if "topk" in options:
+        checked["topk"] = check_integer("topk", options["topk"])
+    # The shape of a tensor is a matter of the scores.
+    if "eps" in options and not isinstance(options["eps"], Tensor):
+        checked["eps"] = check_eps(options["eps"], torch.Size())
+    check_choice("normalize", options.get("normalize"), (None, "row"))
+    hard = options.get("hard", False)
+    if not (type(hard) is bool or hard == "eval"):
+        raise ValueError(f"hard must be True, False or 'eval', got {hard!r}")
+    return checked
 
 
 def _options(module: nn.Module) -> _Options:
-    options = {**(getattr(module.config, NAME, None) or {}), **_in_context}
-    _check(options)
+    options = {**(getattr(module.config, NAME, None) or {})}
+    for entry in list(_entries):
+        options.update(entry.options)
+    options = _checked(options)
     if "topk" not in options:
         raise ValueError(
             f"{type(module).__name__} has attn_implementation={NAME!r}, but no topk: call "
@@ -238,11 +272,23 @@ def _has_own_attention(modeling: str) -> bool:
     )
 
 
-def _require_interface(model: PreTrainedModel) -> None:
+def _modeling_of(config: PreTrainedConfig) -> str:
+    """The module with the models of a config, by the naming rule of transformers."""
+    return type(config).__module__.replace("configuration_", "modeling_")
+
+
+def _require_interface(target: PreTrainedModel | PreTrainedConfig) -> None:
     """transformers itself takes the name for any model, and some go on with their own attention."""
-    parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
-    if all(_has_own_attention(type(part).__module__) for part in parts):
-        raise NotImplementedError(_no_interface(type(model).__name__))
+    if isinstance(target, PreTrainedConfig):
+        modules = [_modeling_of(config) for config in _configs(target)]
+        for module in modules:
+            with suppress(ImportError):  # a family that breaks the rule cannot be checked
+                import_module(module)
+    else:
+        parts = [part for part in target.modules() if isinstance(part, PreTrainedModel)]
+        modules = [type(part).__module__ for part in parts]
+    if all(map(_has_own_attention, modules)):
+        raise NotImplementedError(_no_interface(type(target).__name__))
 
 
 def _no_interface(name: str) -> str:
