@@ -44,6 +44,8 @@ class SoftTopKAttention(nn.MultiheadAttention):
     tensor([1., 1., 1., 1.])
     """
 
+    _eps: Any  # a float or a buffer
+
     def __init__(
         self,
         *arguments: Any,

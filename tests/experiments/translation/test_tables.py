@@ -152,6 +152,8 @@ def test_attention_is_compared_with_that_of_the_same_model(records: Records) -> 
         )  # fmt: skip
     records.add("pretrain", 0, 25.0, attention="soft-topk", model="transformer", **shared)
     softmax, topk, other = cells(records)
+    assert softmax["Settings"] == "model recurrent, attention softmax"
+    assert topk["Settings"].endswith("attention soft-topk, attention_k 3, attention_eps 1.0")
     assert softmax["Over softmax attention"] == ""
     assert topk["Over softmax attention"] == "+0.60 ± 0.28 (2)"
     assert other["Over softmax attention"] == ""

@@ -368,6 +368,8 @@ def _varying(rows: Sequence[Row]) -> list[str]:
         everywhere = set().union(*by_stage.values())
         if max(map(len, by_stage.values())) > 1 or (len(everywhere) > 1 and not own):
             varying.append(name)
+    if "attention" in varying:  # where it is the softmax there are none of these
+        varying += [name for name in ("attention_k", "attention_eps") if name not in varying]
     return [name for name in varying if name != "updates"]
 
 
@@ -432,11 +434,12 @@ def _commands(rows: Sequence[Row]) -> list[str]:
             shared.append(
                 _Command([row.stage], seeds, row.init, row.pieces, _given(row), row.corpus)
             )
-    return [
+    lines = (
         line
         for number, command in enumerate(shared, 1)
         for line in command.lines("RUN" if len(shared) == 1 else f"RUN{number}")
-    ]
+    )
+    return list(dict.fromkeys(lines))  # several may begin with the same weights and pieces
 
 
 def _given(row: Row) -> dict[str, Any]:
