@@ -44,6 +44,9 @@ class SoftTopKAttention(nn.MultiheadAttention):
     tensor([1., 1., 1., 1.])
     """
 
+    _eps: Any
+    _given_eps: Any
+
     def __init__(
         self,
         *arguments: Any,
