@@ -44,7 +44,8 @@ class SoftTopKAttention(nn.MultiheadAttention):
     tensor([1., 1., 1., 1.])
     """
 
-    _eps: Any  # a float or a buffer
+    _eps: Any
+    _given_eps: Any
 
     def __init__(
         self,
