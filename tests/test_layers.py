@@ -30,7 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "relaxations": OPERATORS,
     "knn": OPERATORS | {"_checks", "_training", "relaxations"},
     "seq2seq": OPERATORS | {"_checks"},
-    "integrations": OPERATORS,
+    "integrations": OPERATORS | {"_checks"},
     "experiments": {"__init__", "_environment", "_training"} | OPERATORS | APPLICATIONS,
     "cli": {"__init__", "_environment", "experiments"} | OPERATORS | APPLICATIONS,
     "__main__": {"cli"},
