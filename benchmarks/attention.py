@@ -40,7 +40,12 @@ from softtopk.nn import soft_topk_attention
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 SMALL = 16  # length of the first call in a process, which starts threads and loads libraries
-TRAINING = ("eager softmax", "soft top-k", "F.scaled_dot_product_attention")
+TRAINING = (
+    "eager softmax",
+    "soft top-k",
+    "soft top-k, eps learned",
+    "F.scaled_dot_product_attention",
+)
 INFERENCE = (*TRAINING[:2], "hard top-k", TRAINING[2])
 
 
@@ -71,6 +76,9 @@ def attention_of(name: str, setting: Setting) -> Attention:
     return {
         "eager softmax": partial(eager, causal=setting.causal),
         "soft top-k": ours,
+        "soft top-k, eps learned": partial(
+            ours, eps=torch.full((setting.heads, 1), setting.eps, requires_grad=True)
+        ),
         "hard top-k": partial(ours, hard=True),
         "F.scaled_dot_product_attention": partial(
             F.scaled_dot_product_attention, is_causal=setting.causal

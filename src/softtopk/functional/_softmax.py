@@ -1,6 +1,7 @@
 """Softmax among the soft top k, for attention.
 
-Where only the scores need a gradient, it is a call of the native library, as is its derivative.
+Where only the scores and eps need a gradient, it is a call of the native library, as is its
+derivative in the scores.
 With u = w (g - sum(w g)), the derivative of a softmax w times g, s = A (1 - A) and r = u / A, that
 is
 
@@ -10,6 +11,7 @@ is
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -29,6 +31,8 @@ from ._operators import (
     unsorted_rows,
 )
 from ._rows import Rows, compute_dtype
+
+PIECE = 2**16  # elements
 
 
 def soft_topk_softmax(
@@ -73,7 +77,7 @@ def soft_topk_softmax(
         kept = _hard_softmax(rows, k)
         if not may_differentiate(rows.scores, rows.tau, k):
             return rows.restore(kept)
-    if sinkhorn is None and not is_traced(rows.scores) and fuses(rows, k):
+    if sinkhorn is None and not is_traced(rows.scores) and fuses(_without_slope(rows), k):
         weights = _softmax(rows, k)
     else:
         rows = rows.canonical()
@@ -118,9 +122,15 @@ def softmax_or_zero(scores: Tensor) -> Tensor:
 def _softmax(rows: Rows, k: Count) -> Tensor:
     """If the rows fuse."""
     x = rows.scores
-    if x.requires_grad and torch.is_grad_enabled():
+    if may_differentiate(x, rows.tau):
         return _Softmax.apply(x, rows.mask, k, rows.tau)[0]
     return _solve(x, rows.mask, k, rows.tau, None)
+
+
+def _without_slope(rows: Rows) -> Rows:
+    """The same without a gradient in tau, which is no obstacle here."""
+    tau = rows.tau
+    return rows._replace(tau=tau.detach()) if isinstance(tau, Tensor) else rows
 
 
 def _solve(
@@ -141,8 +151,9 @@ class _Softmax(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         a = torch.empty(x.shape, dtype=x.dtype)
         w = _solve(x, mask, k, tau, a)
-        ctx.save_for_backward(w, a)
-        ctx.tau = tau
+        held = tau if isinstance(tau, Tensor) else None
+        ctx.save_for_backward(w, a, held)
+        ctx.tau = None if held is not None else tau
         ctx.set_materialize_grads(False)
         return w, a
 
@@ -150,14 +161,17 @@ class _Softmax(torch.autograd.Function):
     def backward(
         ctx: Any, grad_w: Tensor | None, grad_a: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        w, a = ctx.saved_tensors
-        grad_x = None
+        w, a, held = ctx.saved_tensors
+        tau = ctx.tau if held is None else held
+        grad_x, grad_tau = None, None
         if grad_w is not None:
-            grad_x = _gradient(w, a, grad_w, ctx.tau)
+            grad_x = _gradient(w, a, grad_w, tau)
         if grad_a is not None:  # in the derivative of the derivative
-            through_a = indicator_gradient(a, grad_a, ctx.tau)
+            through_a = indicator_gradient(a, grad_a, tau)
             grad_x = through_a if grad_x is None else grad_x + through_a
-        return grad_x, None, None, None
+        if ctx.needs_input_grad[3]:
+            grad_tau = _gradient_in_tau(w, a, grad_w, grad_a, tau)
+        return grad_x, None, None, grad_tau
 
 
 def _gradient(w: Tensor, a: Tensor, grad: Tensor, tau: Strength) -> Tensor:
@@ -172,3 +186,40 @@ def _gradient(w: Tensor, a: Tensor, grad: Tensor, tau: Strength) -> Tensor:
     distance = (quotient - first) * centred + first * (grad - grad.gather(-1, steepest))
     moved = s * (distance - weighted_mean(s, distance)) / tau
     return w * centred + torch.where(s > 0.0, moved, 0.0)
+
+
+def _gradient_in_tau(
+    w: Tensor, a: Tensor, grad_w: Tensor | None, grad_a: Tensor | None, tau: Tensor
+) -> Tensor:
+    """Of the shape of tau."""
+    batch = a.shape[:-1]
+    rows = [
+        None if value is None else value.expand(*batch, -1).reshape(-1, value.shape[-1])
+        for value in (w, a, grad_w, grad_a, tau)
+    ]
+    # In pieces that stay in a cache: there are many temporaries.
+    pieces = zip(*(_pieces(value, a.shape[-1], math.prod(batch)) for value in rows), strict=True)
+    found = [_gradient_in_tau_of_rows(*piece) for piece in pieces]
+    return torch.cat(found).view(*batch, 1).sum_to_size(tau.shape)
+
+
+def _pieces(rows: Tensor | None, n: int, count: int) -> Sequence[Tensor | None]:
+    size = max(1, PIECE // n)
+    return [None] * -(-count // size) if rows is None else rows.split(size)
+
+
+def _gradient_in_tau_of_rows(
+    w: Tensor, a: Tensor, grad_w: Tensor | None, grad_a: Tensor | None, tau: Tensor
+) -> Tensor:
+    """Through z = (x - t) / tau, whose derivative is -(z - mean of z with the weights s) / tau.
+
+    Saturated elements have no part in it.
+    """
+    s = a * (1.0 - a)
+    free = s > 0.0
+    z = torch.where(free, torch.logit(torch.where(free, a, 0.5)), 0.0)
+    pull = torch.zeros_like(a) if grad_a is None else grad_a * s
+    if grad_w is not None:
+        pull = pull + w * (grad_w - (w * grad_w).sum(-1, keepdim=True)) * (1.0 - a)
+    moved = torch.where(free, pull * (z - weighted_mean(s, z)), 0.0)
+    return -moved.sum(-1, keepdim=True) / tau

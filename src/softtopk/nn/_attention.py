@@ -103,8 +103,9 @@ def soft_topk_attention(
     left attends to all of them, as in ordinary attention, and one without any has an output and a
     gradient of zero.
 
-    Shapes and arguments are those of ``torch.nn.functional.scaled_dot_product_attention``, and so
-    is the result for ``topk >= S``.
+    Shapes and arguments are those of ``torch.nn.functional.scaled_dot_product_attention``, except
+    that ``topk`` is the fourth and the others are given by name; and so is the result for
+    ``topk >= S``.
 
     Args:
         query: (..., L, E). Leading axes broadcast.

@@ -131,6 +131,8 @@ def draw_attention(axes: Axes, shown: AttentionMap) -> None:
     axes.set_xticks(range(len(shown.source)), shown.source, minor=False, **plain, **turned)
     axes.set_yticks(range(len(shown.target)), shown.target, minor=False, **plain)
     axes.xaxis.tick_top()
+    axes.set_xlabel("source")
+    axes.set_ylabel("target")
     axes.tick_params(length=0)
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)

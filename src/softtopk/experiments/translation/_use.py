@@ -208,6 +208,9 @@ def show_attention(
         raise UsageError(f"--out {out}: {error.strerror or error}; give another file") from error
     report = Report()
     report.console.print(table.to_rich())
+    heads = len(shown.by_head)
+    if heads > 1:
+        report.say(f"weights: the mean of {heads} heads; tokens: counted in each, then averaged")
     report.say(f"written: {written}")
     return 0
 
