@@ -556,3 +556,9 @@ def test_nested_tensors_are_refused():
         nested = torch.nested.nested_tensor([randn(3, 4), randn(5, 4)])
     with pytest.raises(TypeError, match="query must not be nested; use query"):
         soft_topk_attention(nested, nested, nested, 2)
+
+
+def test_a_mask_in_the_place_of_topk():
+    query, mask = randn(2, 3, 4), torch.ones(3, 3, dtype=torch.bool)
+    with pytest.raises(TypeError, match="topk must be an int, got a tensor; a mask is given as"):
+        soft_topk_attention(query, query, query, mask)

@@ -525,3 +525,8 @@ def test_repr():
     assert text.startswith(
         "SoftTopKAttention(\n  8, 2, topk=3, eps=[0.5, 1.0], learn_eps=False, normalize=None, "
     )
+
+
+def test_only_attention_becomes_attention():
+    with pytest.raises(TypeError, match=r"must be an nn\.MultiheadAttention, got Linear"):
+        SoftTopKAttention.from_multihead(nn.Linear(2, 2), topk=2)

@@ -138,6 +138,8 @@ def soft_topk_attention(
     >>> soft_topk_attention(query, key, value, 3, is_causal=True).shape
     torch.Size([2, 4, 10, 8])
     """
+    if isinstance(topk, Tensor):
+        raise TypeError("topk must be an int, got a tensor; a mask is given as attn_mask=...")
     topk = check_integer("topk", topk)
     check_normalize(normalize)
     check_dropout("dropout_p", dropout_p)

@@ -102,6 +102,10 @@ class SoftTopKAttention(nn.MultiheadAttention):
         >>> layer = nn.TransformerEncoderLayer(16, 4)
         >>> layer.self_attn = SoftTopKAttention.from_multihead(layer.self_attn, topk=3)
         """
+        if not isinstance(attention, nn.MultiheadAttention):
+            raise TypeError(
+                f"attention must be an nn.MultiheadAttention, got {type(attention).__name__}"
+            )
         weight = attention.out_proj.weight
         same = {
             "dropout": attention.dropout,
