@@ -23,6 +23,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "kernels": set(),
     "_checks": set(),
     "_training": set(),
+    "plotting": set(),
     "_environment": {"kernels"},
     "functional": {"kernels"},
     "nn": {"functional", "_checks"},
@@ -31,7 +32,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "knn": OPERATORS | {"_checks", "_training", "relaxations"},
     "seq2seq": OPERATORS | {"_checks"},
     "integrations": OPERATORS | {"_checks"},
-    "experiments": {"__init__", "_environment", "_training"} | OPERATORS | APPLICATIONS,
+    "experiments": (
+        {"__init__", "_environment", "_training", "plotting"} | OPERATORS | APPLICATIONS
+    ),
     "cli": {"__init__", "_environment", "experiments"} | OPERATORS | APPLICATIONS,
     "__main__": {"cli"},
 }

@@ -1,48 +1,31 @@
-"""What the pictures have in common. matplotlib is optional and imported when one is drawn."""
+"""Pictures as files."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from softtopk.plotting import style
 
 from ._files import replacing
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-WIDTH, HEIGHT = 8.0, 4.2  # inches, for 800 pixels of a README at 100 dpi
+# Of each format, what would make two files of the same picture differ: dates.
+FORMATS: dict[str, dict[str, Any]] = {
+    "png": {},
+    "svg": {"Date": None},
+    "pdf": {"CreationDate": None},
+}
 
 
-def new_figure(columns: int = 1, size: tuple[float, float] = (WIDTH, HEIGHT)) -> Figure:
-    """A figure with a row of axes, with neither frame nor heavy grid."""
-    from matplotlib.figure import Figure
+def save_figure(figure: Figure, path: Path) -> Path:
+    """Write a picture all at once, in the format that the path's suffix names; return the path."""
+    from matplotlib import rc_context
 
-    figure = Figure(figsize=size, layout="constrained")
-    for axes in figure.subplots(1, columns, squeeze=False).flat:
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.25, lw=0.5)
-    return figure
-
-
-def legend_beside(axes: Axes, heights: Mapping[str, float]) -> None:
-    """Name the lines on the right, where it hides nothing, in the order of the heights."""
-    handles, labels = axes.get_legend_handles_labels()
-    order = sorted(range(len(labels)), key=lambda i: -heights[labels[i]])
-    axes.legend(
-        [handles[i] for i in order],
-        [labels[i] for i in order],
-        loc="center left",
-        bbox_to_anchor=(1.0, 0.5),
-        frameon=False,
-        fontsize=9,
-        handlelength=3,
-    )
-
-
-def save_png(figure: Figure, path: Path) -> Path:
-    """Write the picture all at once, and return its path."""
-    with replacing(path) as draft:
-        figure.savefig(draft, format="png", dpi=200)
+    kind = path.suffix[1:]
+    # The names of parts of an SVG are random otherwise.
+    with replacing(path) as draft, rc_context({"svg.hashsalt": "softtopk"}):
+        figure.savefig(draft, format=kind, dpi=style.DPI, metadata=FORMATS[kind])
     return path

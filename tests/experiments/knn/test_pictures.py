@@ -15,14 +15,8 @@ from matplotlib.figure import Figure
 from softtopk.experiments import _drawing
 from softtopk.experiments.errors import UsageError
 from softtopk.experiments.knn import _pictures
-from softtopk.experiments.knn._pictures import (
-    CLASS_COLOURS,
-    METHOD_COLOURS,
-    Curve,
-    Panel,
-    draw_curves,
-    draw_features,
-)
+from softtopk.experiments.knn._pictures import Curve, Panel, draw_curves, draw_features
+from softtopk.plotting.style import CLASS_COLOURS, COLOURS
 
 CLASSES = tuple("abcd")
 LABELS = np.arange(80) % 4
@@ -39,9 +33,9 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
 
     def save(figure: Figure, path: Path) -> Path:
         seen.append(figure)
-        return _drawing.save_png(figure, path)
+        return _drawing.save_figure(figure, path)
 
-    monkeypatch.setattr(_pictures, "save_png", save)
+    monkeypatch.setattr(_pictures, "save_figure", save)
     return seen
 
 
@@ -196,7 +190,7 @@ def test_curves(figures: list[Figure], tmp_path: Path) -> None:
         for label, curve in CURVES.items():
             np.testing.assert_array_equal(lines[label].get_xdata(), curve.epochs)
             np.testing.assert_array_equal(lines[label].get_ydata(), getattr(curve, name))
-        assert [line.get_color() for line in axes.lines] == list(METHOD_COLOURS[:3])
+        assert [line.get_color() for line in axes.lines] == list(COLOURS[:3])
     legend = right.get_legend()
     assert legend is not None
     assert [text.get_text() for text in legend.get_texts()] == ["better", "worse", "lost"]

@@ -13,18 +13,17 @@ pytest.importorskip("matplotlib")
 from hypothesis import given
 from hypothesis import strategies as st
 
-from softtopk.experiments._drawing import new_figure
 from softtopk.experiments.translation import Pieces, Split, _maps, train_pieces
 from softtopk.experiments.translation._batches import Pair
 from softtopk.experiments.translation._maps import (
     Alignment,
     AttentionMap,
     attention_map,
-    draw_attention,
     mean_tokens_holding,
     tokens_holding,
     write_attention,
 )
+from softtopk.plotting import draw_attention, new_figure
 from softtopk.seq2seq import Seq2Seq, Seq2SeqConfig, Transformer, TransformerConfig
 
 SPLIT = Split(
@@ -119,7 +118,7 @@ def test_text_is_no_mathematics(tmp_path: Path):
 
 def test_the_picture_shows_the_weights_under_the_tokens(tmp_path: Path):
     axes = new_figure().axes[0]
-    draw_attention(axes, SHOWN)
+    draw_attention(axes, SHOWN.weights, SHOWN.source, SHOWN.target)
     assert [label.get_text() for label in axes.get_xticklabels()] == list(SHOWN.source)
     assert [label.get_text() for label in axes.get_yticklabels()] == list(SHOWN.target)
     (image,) = axes.get_images()

@@ -4,43 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from softtopk.experiments._drawing import legend_beside, new_figure, save_png
+from softtopk.experiments._drawing import save_figure
+from softtopk.plotting import style
+from softtopk.plotting.style import LineStyle, legend_beside, new_figure, plain_numbers
 
 from ._cases import Case, Operator
 from ._results import CaseResult, Result
 
 if TYPE_CHECKING:
-    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 ERRORS = (1e-9, 3.0)  # from below what float32 can do to as wrong as can be
 
-
-class Style(NamedTuple):
-    colour: str
-    line: str
-    marker: str
-
-
-# Colours that stay apart under every kind of colour blindness, by Okabe and Ito and, as there are
-# more peers, from Tol's muted scheme; and a marker of its own for each. Solid: this package;
-# dashed: solvers of the same problem; dash-dotted: other relaxations; dotted greys: torch's own.
+# A colour and a marker of its own for each. Solid: this package; dashed: solvers of the same
+# problem; dash-dotted: other relaxations; dotted greys: torch's own.
 STYLES = {
-    "softtopk": Style("#0072B2", "-", "o"),
-    "sinkhorn": Style("#D55E00", "--", "s"),
-    "pot": Style("#E69F00", "--", "^"),
-    "qfeval": Style("#CC79A7", "--", "v"),
-    "ott": Style("#882255", "--", "D"),
-    "softtorch": Style("#661100", "--", "*"),
-    "entmax": Style("#009E73", "-.", "P"),
-    "colt5": Style("#56B4E9", "-.", "X"),
-    "difftopk": Style("#117733", "-.", "<"),
-    "torchsort": Style("#999933", "-.", ">"),
-    "sort": Style("#999999", ":", "h"),
-    "topk": Style("#000000", ":", "d"),
-    "softmax": Style("#666666", ":", "p"),
+    "softtopk": LineStyle(style.BLUE, "-", "o"),
+    "sinkhorn": LineStyle(style.VERMILION, "--", "s"),
+    "pot": LineStyle(style.ORANGE, "--", "^"),
+    "qfeval": LineStyle(style.PURPLE, "--", "v"),
+    "ott": LineStyle(style.WINE, "--", "D"),
+    "softtorch": LineStyle(style.BROWN, "--", "*"),
+    "entmax": LineStyle(style.GREEN, "-.", "P"),
+    "colt5": LineStyle(style.SKY, "-.", "X"),
+    "difftopk": LineStyle(style.FOREST, "-.", "<"),
+    "torchsort": LineStyle(style.OLIVE, "-.", ">"),
+    "sort": LineStyle(style.LIGHT_GREY, ":", "h"),
+    "topk": LineStyle(style.BLACK, ":", "d"),
+    "softmax": LineStyle(style.DARK_GREY, ":", "p"),
 }
 
 
@@ -60,7 +53,7 @@ def draw_pictures(cases: Sequence[CaseResult], folder: Path) -> list[Path]:
         }
         for name, figure in pictures.items():
             if figure is not None:
-                written.append(save_png(figure, folder / name))
+                written.append(save_figure(figure, folder / name))
     return written
 
 
@@ -83,12 +76,12 @@ def _draw_time(cases: Sequence[CaseResult]) -> Figure | None:
             for done in cases
             if (result := done.of(peer)) is not None and result.both is not None
         ]
-        style = STYLES[peer]
+        look = STYLES[peer]
         axes.plot(
             *zip(*points, strict=True),
-            color=style.colour,
-            linestyle=style.line,
-            marker=style.marker,
+            color=look.colour,
+            linestyle=look.line,
+            marker=look.marker,
             ms=5,
             lw=2.4 if peer == "softtopk" else 1.3,
             zorder=3 if peer == "softtopk" else 2,
@@ -96,11 +89,11 @@ def _draw_time(cases: Sequence[CaseResult]) -> Figure | None:
         )
         heights[label] = points[0][1]
     axes.set(xscale="log", yscale="log", xlabel="n", ylabel="milliseconds")
-    _plain_numbers(axes.yaxis)
+    plain_numbers(axes.yaxis)
     case = cases[0].case
     figure.suptitle(
         f"Forward + backward, {_title(case)}, {case.rows} rows, k = {case.k}, eps = {case.eps:g}",
-        fontsize=11,
+        fontsize=style.TITLE,
     )
     legend_beside(axes, heights)
     return figure
@@ -116,17 +109,17 @@ def _draw_error(cases: Sequence[CaseResult]) -> Figure | None:
     axes = figure.axes[0]
     heights = {}
     for peer, label in solved:
-        style = STYLES[peer]
+        look = STYLES[peer]
         points = _points(cases, peer)
         times, errors = [time for time, _, _ in points], [error for _, error, _ in points]
-        axes.plot(times, errors, color=style.colour, lw=1, alpha=0.6, zorder=1)
+        axes.plot(times, errors, color=look.colour, lw=1, alpha=0.6, zorder=1)
         for number, (time, error, warm) in enumerate(points):
             axes.plot(
                 time,
                 error,
-                style.marker,
-                color=style.colour,
-                mfc=style.colour if warm else "white",
+                look.marker,
+                color=look.colour,
+                mfc=look.colour if warm else "white",
                 ms=8,
                 mew=1.5,
                 label=None if number else label,
@@ -134,13 +127,15 @@ def _draw_error(cases: Sequence[CaseResult]) -> Figure | None:
         heights[label] = errors[0]
     axes.set(xscale="log", yscale="log", ylabel="largest error in A", ylim=ERRORS)
     axes.set_xlabel("milliseconds, forward + backward")
-    _plain_numbers(axes.xaxis)
+    plain_numbers(axes.xaxis)
     case = cases[0].case
     temperatures = f"filled: eps = {case.eps:g}"
     if len(cases) > 1:
         temperatures += f", hollow: eps = {cases[-1].case.eps:g}"
     size = f"{case.rows} x {case.n}, k = {case.k}"
-    figure.suptitle(f"Error and time, {_title(case)}, {size} ({temperatures})", fontsize=11)
+    figure.suptitle(
+        f"Error and time, {_title(case)}, {size} ({temperatures})", fontsize=style.TITLE
+    )
     legend_beside(axes, heights)
     return figure
 
@@ -168,11 +163,3 @@ def _peers(cases: Sequence[CaseResult]) -> list[tuple[str, str]]:
 
 def _title(case: Case) -> str:
     return "soft top-k" if case.operator == "unsorted" else "sorted soft top-k"
-
-
-def _plain_numbers(axis: Axis) -> None:
-    """0.1, 1, 10 rather than powers, at the decades only."""
-    from matplotlib.ticker import NullFormatter
-
-    axis.set_major_formatter(lambda value, _: f"{value:,.10g}")
-    axis.set_minor_formatter(NullFormatter())

@@ -9,8 +9,20 @@ from itertools import combinations, cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from softtopk.experiments._drawing import HEIGHT, WIDTH, legend_beside, new_figure, save_png
+from softtopk.experiments._drawing import save_figure
 from softtopk.experiments.errors import require
+from softtopk.plotting.style import (
+    CLASS_COLOURS,
+    COLOURS,
+    HEIGHT,
+    LINES,
+    SMALL,
+    TEXT,
+    TITLE,
+    WIDTH,
+    legend_beside,
+    new_figure,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,23 +36,7 @@ Projection = Literal["tsne", "pca"]
 PROJECTIONS: dict[Projection, str] = {"tsne": "t-SNE", "pca": "PCA"}
 PERPLEXITY = 30.0  # of t-SNE, as its authors propose; less if there are few points
 
-# Tol's muted scheme, made to stay apart under colour blindness, with a darker grey than his.
-CLASS_COLOURS = (
-    "#332288",
-    "#DDCC77",
-    "#117733",
-    "#CC6677",
-    "#88CCEE",
-    "#882255",
-    "#44AA99",
-    "#999933",
-    "#AA4499",
-    "#777777",
-)
 CLASS_MARKERS = "os^"  # the second is for the classes that the colours do not suffice for
-# By Okabe and Ito, and by the line as well.
-METHOD_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-METHOD_LINES = ("-", "--", "-.", ":")
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +107,7 @@ def draw_features(
     figure = _features_figure(
         panels, classes, projection=projection, title=title, seed=seed, limit=limit
     )
-    return save_png(figure, path)
+    return save_figure(figure, path)
 
 
 def draw_curves(
@@ -124,7 +120,7 @@ def draw_curves(
         path: Where to write it.
         accuracy: What the accuracies are, to write above them.
     """
-    return save_png(_curves_figure(curves, accuracy), path)
+    return save_figure(_curves_figure(curves, accuracy), path)
 
 
 def _features_figure(
@@ -143,18 +139,18 @@ def _features_figure(
     require("matplotlib", "a picture", "plot")
     require("sklearn", f"a picture by {PROJECTIONS[projection]}", "knn", "scikit-learn")
     width = WIDTH * max(1.0, len(panels) / 2)
-    figure = new_figure(len(panels), (width, min(HEIGHT, width / len(panels) + 0.4)))
+    figure = new_figure(len(panels), size=(width, min(HEIGHT, width / len(panels) + 0.4)))
     names = []
     for panel, axes in zip(panels, figure.axes, strict=True):
         chosen = _choose(len(panel.labels), limit, seed)
         labels = panel.labels[chosen]
         points = _in_plane(panel.features[chosen], projection, seed)
         _scatter(axes, points, labels, classes)
-        axes.set_title(panel.title, fontsize=10)
+        axes.set_title(panel.title, fontsize=TEXT)
         axes.set(xticks=[], yticks=[])  # the axes of an embedding mean nothing
         names.append(_name_classes(axes, points, labels, classes))
     if title:
-        figure.suptitle(title, fontsize=11)
+        figure.suptitle(title, fontsize=TITLE)
     # Room for the names is known only when everything has its place.
     figure.draw_without_rendering()
     if any(_overlap(texts) for texts in names):
@@ -216,7 +212,7 @@ def _name_classes(axes: Axes, points: Array, labels: Array, classes: Sequence[st
         x, y = np.median(points[labels == index], axis=0)
         # The frame tells the colour where the classes lie among each other.
         frame = {"boxstyle": "round,pad=0.2", "fc": "white", "ec": _class_style(index)["color"]}
-        texts.append(axes.text(x, y, name, fontsize=9, ha="center", va="center", bbox=frame))
+        texts.append(axes.text(x, y, name, fontsize=SMALL, ha="center", va="center", bbox=frame))
     return texts
 
 
@@ -233,7 +229,7 @@ def _class_legend(figure: Figure, classes: Sequence[str]) -> None:
         Line2D([], [], ls="", ms=6, label=name, **_class_style(index))
         for index, name in enumerate(classes)
     ]
-    figure.legend(handles=handles, loc="outside right center", frameon=False, fontsize=9)
+    figure.legend(handles=handles, loc="outside right center", frameon=False, fontsize=SMALL)
 
 
 def _curves_figure(curves: Mapping[str, Curve], accuracy: str) -> Figure:
@@ -244,7 +240,7 @@ def _curves_figure(curves: Mapping[str, Curve], accuracy: str) -> Figure:
 
     figure = new_figure(2)
     left, right = figure.axes
-    styles = zip(cycle(METHOD_COLOURS), cycle(METHOD_LINES), strict=False)
+    styles = zip(cycle(COLOURS), cycle(LINES), strict=False)
     for (name, curve), (colour, line) in zip(curves.items(), styles, strict=False):
         for axes, values in ((left, curve.loss), (right, curve.accuracy)):
             axes.plot(
@@ -258,7 +254,7 @@ def _curves_figure(curves: Mapping[str, Curve], accuracy: str) -> Figure:
                 label=name,
             )
     for axes, label in ((left, "training loss"), (right, accuracy)):
-        axes.set_title(label, fontsize=10)
+        axes.set_title(label, fontsize=TEXT)
         axes.set_xlabel("epoch")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     right.yaxis.set_major_formatter(PercentFormatter(1.0))

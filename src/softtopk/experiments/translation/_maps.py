@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from softtopk.plotting import draw_attention, new_figure
 from softtopk.seq2seq import EncoderDecoder
 
-from .._drawing import new_figure, save_png
+from .._drawing import save_figure
 from ._batches import Pair, make_batch
 from ._corpus import Split
 from ._decoding import BATCH_SIZE
 from ._pieces import Pieces
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 SHARE = 0.95  # of the weight
 END = "</s>"
@@ -123,27 +121,10 @@ def _of_bounded_size(pairs: Sequence[Pair]) -> Iterator[Sequence[Pair]]:
         start += size
 
 
-def draw_attention(axes: Axes, shown: AttentionMap) -> None:
-    """Source tokens to the right, target tokens downwards, the darker the larger the weight."""
-    image = axes.imshow(shown.weights.numpy(), cmap="Blues", vmin=0.0, vmax=1.0, aspect="equal")
-    plain = {"parse_math": False}  # a dollar sign is one
-    turned = {"rotation": 60, "rotation_mode": "anchor", "ha": "left"}
-    axes.set_xticks(range(len(shown.source)), shown.source, minor=False, **plain, **turned)
-    axes.set_yticks(range(len(shown.target)), shown.target, minor=False, **plain)
-    axes.xaxis.tick_top()
-    axes.set_xlabel("source")
-    axes.set_ylabel("target")
-    axes.tick_params(length=0)
-    axes.grid(visible=False)
-    axes.spines[:].set_visible(False)
-    figure = axes.figure
-    figure.colorbar(image, ax=axes, label="weight", shrink=0.6)
-
-
 def write_attention(shown: AttentionMap, path: Path) -> Path:
     """The map as a PNG file."""
     cell = 0.36  # inches, for which the labels' text is small enough
     size = (2.6 + cell * len(shown.source), 1.6 + cell * len(shown.target))
     figure = new_figure(size=size)
-    draw_attention(figure.axes[0], shown)
-    return save_png(figure, path)
+    draw_attention(figure.axes[0], shown.weights, shown.source, shown.target)
+    return save_figure(figure, path)

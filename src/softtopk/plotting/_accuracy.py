@@ -1,0 +1,76 @@
+"""How far from the truth: the bias of a temperature, and the error of a solver."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ._data import numbers
+from .style import BLUE, COLOURS, GREY, LINES, MARKERS, tidy
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+SMALLEST = 1e-17  # on a logarithmic axis, which has no place for zero
+
+
+class Convergence(NamedTuple):
+    """The errors of a solver after some numbers of iterations."""
+
+    solver: str
+    eps: float
+    iterations: Any
+    """(m,), of at least 1 each."""
+    errors: Any
+    """(m,), not negative."""
+
+
+def draw_bias(axes: Axes, eps: Any, bias: Any, bound: Any) -> None:
+    """Draw the bias of a plan against the temperature, and below what it has to stay.
+
+    Args:
+        axes: Where to draw; both become logarithmic.
+        eps: (m,), positive.
+        bias: (m,).
+        bound: (m,).
+    """
+    x = numbers("eps", eps, "m")
+    y, most = numbers("bias", bias, x.size), numbers("bound", bound, x.size)
+    if x.min() <= 0:
+        raise ValueError(f"eps must be positive, found {x.min():g}")
+    axes.plot(x, most.clip(SMALLEST), color=GREY, linestyle=LINES[1], lw=1.5, label="bound")
+    axes.plot(x, y.clip(SMALLEST), color=BLUE, lw=2, label="bias")
+    axes.fill_between(x, most, most.max() * 10, color=GREY, alpha=0.12, lw=0)
+    tidy(axes)
+    axes.set(xscale="log", yscale="log", xlim=(x.min(), x.max()))
+
+
+def draw_convergence(axes: Axes, curves: Sequence[Convergence]) -> None:
+    """Draw errors against iterations: a colour for each temperature, a line for each solver.
+
+    Args:
+        axes: Where to draw; both become logarithmic.
+        curves: In the order of the legend.
+    """
+    if not curves:
+        raise ValueError("curves must have one at least, got none")
+    temperatures = list(dict.fromkeys(curve.eps for curve in curves))
+    solvers = list(dict.fromkeys(curve.solver for curve in curves))
+    for curve in curves:
+        x = numbers("iterations", curve.iterations, "m")
+        y = numbers("errors", curve.errors, x.size)
+        if x.min() < 1:
+            raise ValueError(f"iterations must be at least 1, found {x.min():g}")
+        solver = solvers.index(curve.solver)
+        axes.plot(
+            x,
+            y.clip(SMALLEST),
+            color=COLOURS[temperatures.index(curve.eps) % len(COLOURS)],
+            linestyle=LINES[solver % len(LINES)],
+            marker=MARKERS[solver % len(MARKERS)],
+            ms=4,
+            lw=1.8,
+            label=f"{curve.solver}, eps = {curve.eps:g}",
+        )
+    tidy(axes)
+    axes.set(xscale="log", yscale="log")

@@ -1,0 +1,111 @@
+"""Transport plans: as lines between scores and anchors, and as colours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ._data import numbers
+from .style import COLOURS, MASS, SMALL, bare
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.collections import QuadMesh
+
+WIDEST = 7.0  # points: the line of an element whose mass goes to one anchor
+THINNEST = 0.004  # of that mass: what is less is not drawn, a line of it could not be seen
+DISC = 15.0  # points: the diameter of a score
+
+
+def draw_plan(
+    axes: Axes,
+    scores: Any,
+    anchors: Any,
+    plan: Any,
+    *,
+    names: Sequence[str] | None = None,
+) -> None:
+    """Draw a plan as lines from the scores, above in the order given, to the anchors below.
+
+    The width of a line is its mass. An anchor, with all that goes there, has a colour of its own;
+    its disc is as wide as its mass.
+
+    Args:
+        axes: Where to draw.
+        scores: (n,).
+        anchors: (m,).
+        plan: (n, m), not negative.
+        names: What to write below the anchors, by default their values.
+    """
+    x, y = numbers("scores", scores, "n"), numbers("anchors", anchors, "m")
+    mass = numbers("plan", plan, x.size, y.size)
+    if mass.min() < 0:
+        raise ValueError(f"plan must not be negative, found {mass.min():g}")
+    names = [f"{value:g}" for value in y] if names is None else list(names)
+    if len(names) != y.size:
+        raise ValueError(f"names must be one for each of {y.size} anchors, got {len(names)}")
+    # Anchors have their places under the scores, the first and the last further inside.
+    above = [float(i) for i in range(x.size)]
+    below = [(j + 0.5) * x.size / y.size - 0.5 for j in range(y.size)]
+    whole = mass.sum(1).max()
+    for i, left in enumerate(above):
+        for j, right in enumerate(below):
+            if (share := mass[i, j] / whole) >= THINNEST:
+                axes.plot(
+                    [left, right],
+                    [1.0, 0.0],
+                    color=COLOURS[j % len(COLOURS)],
+                    lw=WIDEST * share,
+                    solid_capstyle="butt",
+                    alpha=0.75,
+                    zorder=1,
+                )
+    area = DISC**2
+    axes.scatter(above, [1.0] * x.size, s=area, c="white", ec="black", lw=1, zorder=2)
+    widths = mass.sum(0) / whole
+    colours = [COLOURS[j % len(COLOURS)] for j in range(y.size)]
+    # An area for the mass, but never too small to be seen.
+    axes.scatter(
+        below, [0.0] * y.size, s=area * widths.clip(0.3), c=colours, ec="black", lw=1, zorder=2
+    )
+    for place, value in zip(above, x, strict=True):
+        axes.annotate(f"{value:g}", (place, 1.0), (0, 12), **_beside("bottom"))
+    for place, name in zip(below, names, strict=True):
+        axes.annotate(name, (place, 0.0), (0, -22), **_beside("top"))
+    bare(axes)
+    axes.set(xticks=[], yticks=[], xlim=(-0.6, x.size - 0.4), ylim=(-0.55, 1.3))
+
+
+def draw_plan_map(axes: Axes, plan: Any, *, anchors: Any = None, most: float | None = None) -> Any:
+    """Draw a plan as colours: the scores from left to right in the order given, an anchor a row.
+
+    Args:
+        axes: Where to draw.
+        plan: (n, m), not negative.
+        anchors: (m,) to write beside the rows.
+        most: The mass of the darkest colour, by default the largest there is.
+
+    Returns:
+        What ``figure.colorbar`` wants.
+    """
+    mass = numbers("plan", plan, "n", "m")
+    n, m = mass.shape
+    image: QuadMesh = axes.pcolormesh(mass.T, cmap=MASS, vmin=0.0, vmax=most or mass.max())
+    bare(axes)
+    axes.invert_yaxis()
+    axes.axhline(0, color="black", lw=0.5, clip_on=False)  # pale cells would have no edge
+    axes.axhline(m, color="black", lw=0.5, clip_on=False)
+    axes.set_xticks([])
+    axes.set_yticks([j + 0.5 for j in range(m)], _labels(anchors, m), fontsize=SMALL)
+    axes.set_xlim(0, n)
+    return image
+
+
+def _labels(anchors: Any, m: int) -> list[str]:
+    if anchors is None:
+        return [""] * m
+    return [f"{value:g}" for value in numbers("anchors", anchors, m)]
+
+
+def _beside(side: str) -> dict[str, Any]:
+    return {"textcoords": "offset points", "ha": "center", "va": side, "fontsize": SMALL}

@@ -1,0 +1,106 @@
+"""One look for every picture: sizes, colours, and what is left out.
+
+matplotlib is optional and imported when a picture is drawn. Nothing here changes its settings, so
+that pictures of other packages in the same process stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+
+WIDTH, HEIGHT = 8.0, 4.2
+"""Inches, for the 800 pixels of a README at 100 dpi: there text of 9 points is 12 pixels high."""
+DPI = 200
+
+TITLE, TEXT, SMALL = 11, 10, 9
+"""Points: the line above a figure, that above one of its axes, and what stands beside lines."""
+
+# By Okabe and Ito: they stay apart under every kind of colour blindness.
+BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
+ORANGE, SKY, BLACK = "#E69F00", "#56B4E9", "#000000"
+COLOURS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK)
+LINES = ("-", "--", "-.", ":")
+MARKERS = "os^D"
+
+# Tol's muted scheme, made with the same purpose, for where there are more than seven.
+INDIGO, SAND, FOREST, ROSE, CYAN = "#332288", "#DDCC77", "#117733", "#CC6677", "#88CCEE"
+WINE, TEAL, OLIVE, MAGENTA, BROWN = "#882255", "#44AA99", "#999933", "#AA4499", "#661100"
+LIGHT_GREY, GREY, DARK_GREY = "#999999", "#777777", "#666666"
+CLASS_COLOURS = (INDIGO, SAND, FOREST, ROSE, CYAN, WINE, TEAL, OLIVE, MAGENTA, GREY)
+
+MASS = "Blues"
+"""The colour map of what is not negative: the darker the more."""
+
+
+class LineStyle(NamedTuple):
+    """How one of several lines looks: by three means, so that grey and small prints work too."""
+
+    colour: str
+    line: str
+    marker: str
+
+
+def new_figure(
+    columns: int = 1, rows: int = 1, size: tuple[float, float] = (WIDTH, HEIGHT)
+) -> Figure:
+    """A figure with rows of axes, with neither frame nor heavy grid.
+
+    It belongs to no window: save it, or let a notebook show it.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        if error.name != "matplotlib":
+            raise  # it is there, and broken
+        message = "a figure needs matplotlib: pip install 'softtopk[plot]'"
+        raise ModuleNotFoundError(message, name="matplotlib") from error
+
+    figure = Figure(figsize=size, layout="constrained")
+    for axes in figure.subplots(rows, columns, squeeze=False).flat:
+        tidy(axes)
+    return figure
+
+
+def tidy(axes: Axes) -> None:
+    """Leave out the frame, except the two lines with numbers, and draw a light grid."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25, lw=0.5)
+    axes.set_axisbelow(True)
+
+
+def bare(axes: Axes) -> None:
+    """Leave out frame, grid and ticks: for what has no scale."""
+    axes.spines[:].set_visible(False)
+    axes.grid(visible=False)
+    axes.tick_params(length=0)
+
+
+def legend_beside(axes: Axes, heights: Mapping[str, float] | None = None) -> None:
+    """Name the lines on the right, where it hides nothing, the one of largest height first."""
+    handles, labels = axes.get_legend_handles_labels()
+    order = list(range(len(labels)))
+    if heights is not None:
+        order.sort(key=lambda i: -heights[labels[i]])
+    axes.legend(
+        [handles[i] for i in order],
+        [labels[i] for i in order],
+        loc="center left",
+        bbox_to_anchor=(1.0, 0.5),
+        frameon=False,
+        fontsize=SMALL,
+        handlelength=3,
+    )
+
+
+def plain_numbers(axis: Axis) -> None:
+    """0.1, 1, 10 rather than powers, at the decades only."""
+    from matplotlib.ticker import NullFormatter
+
+    axis.set_major_formatter(lambda value, _: f"{value:,.10g}")
+    axis.set_minor_formatter(NullFormatter())
