@@ -49,6 +49,7 @@ def _app() -> "typer.Typer":
     import typer
 
     from . import _bench as bench
+    from . import _figures as figures
     from . import _knn as knn
     from . import _translate as translate
 
@@ -80,6 +81,7 @@ def _app() -> "typer.Typer":
         print(json.dumps(asdict(environment), indent=2) if as_json else _describe(environment))
 
     bench.add_to(app)
+    figures.add_to(app)
     app.add_typer(knn.app(), name="knn")
     app.add_typer(translate.app(), name="translate")
     return app

@@ -66,7 +66,7 @@ def offset_of(d: Tensor, k: Tensor) -> Tensor:
     return _OffsetForwardMode.apply(d, k)
 
 
-def solve_offset(d: Tensor, k: Tensor) -> tuple[Tensor, int]:
+def solve_offset(d: Tensor, k: Tensor, max_steps: int = MAX_STEPS) -> tuple[Tensor, int]:
     """The root without derivatives, and the number of Newton steps it took."""
     info = torch.finfo(d.dtype)
     hottest = math.log(info.max) - 1.0
@@ -95,7 +95,7 @@ def solve_offset(d: Tensor, k: Tensor) -> tuple[Tensor, int]:
     t = 0.5 * (best + torch.log(rest) - torch.log(top))
     low, high = torch.full_like(t, -math.inf), torch.full_like(t, math.inf)
     active = torch.ones_like(t, dtype=torch.bool)
-    for steps in range(1, MAX_STEPS + 1):  # noqa: B007
+    for steps in range(1, max_steps + 1):  # noqa: B007
         rest, rest_saturated = leak(e_rest, tied_rest, torch.exp((best - t).clamp(max=hottest)))
         top, top_saturated = leak(e_top, tied_top, torch.exp(t.clamp(max=hottest)))
         h = (best - t) - t + torch.log(rest) - torch.log(top)

@@ -14,7 +14,13 @@ from . import style
 from ._accuracy import Convergence, draw_bias, draw_convergence
 from ._attention import draw_attention
 from ._plan import draw_plan, draw_plan_map
-from ._selection import draw_gradient, draw_indicator, draw_selection
+from ._selection import (
+    draw_gradient,
+    draw_indicator,
+    draw_neighbours,
+    draw_selection,
+    draw_votes,
+)
 from .style import legend_beside, new_figure, tidy
 
 __all__ = [
@@ -24,9 +30,11 @@ __all__ = [
     "draw_convergence",
     "draw_gradient",
     "draw_indicator",
+    "draw_neighbours",
     "draw_plan",
     "draw_plan_map",
     "draw_selection",
+    "draw_votes",
     "legend_beside",
     "new_figure",
     "style",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ._data import numbers
-from .style import BLUE, COLOURS, GREY, LINES, MARKERS, tidy
+from .style import BLUE, COLOURS, GREY, LINES, MARKERS, short, tidy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,7 +46,8 @@ def draw_bias(axes: Axes, eps: Any, bias: Any, bound: Any) -> None:
 
 
 def draw_convergence(axes: Axes, curves: Sequence[Convergence]) -> None:
-    """Draw errors against iterations: a colour for each temperature, a line for each solver.
+    """Draw errors against iterations: a colour and a marker for each temperature, a line for each
+    solver; filled markers for the first of them, hollow ones for the others.
 
     Args:
         axes: Where to draw; both become logarithmic.
@@ -61,16 +62,18 @@ def draw_convergence(axes: Axes, curves: Sequence[Convergence]) -> None:
         y = numbers("errors", curve.errors, x.size)
         if x.min() < 1:
             raise ValueError(f"iterations must be at least 1, found {x.min():g}")
-        solver = solvers.index(curve.solver)
+        solver, temperature = solvers.index(curve.solver), temperatures.index(curve.eps)
+        colour = COLOURS[temperature % len(COLOURS)]
         axes.plot(
             x,
             y.clip(SMALLEST),
-            color=COLOURS[temperatures.index(curve.eps) % len(COLOURS)],
+            color=colour,
             linestyle=LINES[solver % len(LINES)],
-            marker=MARKERS[solver % len(MARKERS)],
-            ms=4,
-            lw=1.8,
-            label=f"{curve.solver}, eps = {curve.eps:g}",
+            lw=1.4 if solver else 2.2,
+            marker=MARKERS[temperature % len(MARKERS)],
+            ms=6,
+            mfc="white" if solver else colour,
+            label=f"{curve.solver}, eps = {short(curve.eps)}",
         )
     tidy(axes)
     axes.set(xscale="log", yscale="log")

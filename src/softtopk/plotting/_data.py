@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,15 +26,28 @@ def numbers(name: str, values: Any, *shape: int | str) -> Array:
     return tensor.numpy()
 
 
-def truths(name: str, values: Any, n: int) -> Array:
-    """``values`` as n booleans; None for no True among them."""
+def groups_of(name: str, values: Any, n: int) -> Array:
+    """``values`` as n numbers of groups, from 0; None for a single group."""
     if values is None:
-        return torch.zeros(n, dtype=torch.bool).numpy()
+        return torch.zeros(n, dtype=torch.int64).numpy()
     tensor = torch.as_tensor(values).cpu()
-    if tensor.dtype is not torch.bool:
-        raise TypeError(f"{name} must be boolean, True for a member, got {tensor.dtype}")
+    if tensor.is_floating_point() or tensor.is_complex():
+        raise TypeError(f"{name} must be boolean or integers, got {tensor.dtype}")
     _check_shape(name, tuple(tensor.shape), (n,))
-    return tensor.numpy()
+    if int(tensor.min()) < 0:
+        raise ValueError(f"{name} must not be negative, found {int(tensor.min())}")
+    return tensor.to(torch.int64).numpy()
+
+
+def names_of(names: Sequence[str] | None, default: Sequence[str], what: str) -> list[str]:
+    """One name for each of the things that have default names."""
+    if names is None:
+        return list(default)
+    if isinstance(names, str) or len(names) != len(default):
+        raise ValueError(
+            f"names must be a list with one for each of {len(default)} {what}, got {names!r}"
+        )
+    return list(names)
 
 
 def _check_shape(name: str, found: tuple[int, ...], wanted: tuple[int | str, ...]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ._data import numbers
+from ._data import names_of, numbers
 from .style import COLOURS, MASS, SMALL, bare
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.collections import QuadMesh
 
 WIDEST = 7.0  # points: the line of an element whose mass goes to one anchor
-THINNEST = 0.004  # of that mass: what is less is not drawn, a line of it could not be seen
+THINNEST = 0.01  # of that mass: what is less is not drawn, its line could hardly be seen
 DISC = 15.0  # points: the diameter of a score
 
 
@@ -27,8 +27,8 @@ def draw_plan(
 ) -> None:
     """Draw a plan as lines from the scores, above in the order given, to the anchors below.
 
-    The width of a line is its mass. An anchor, with all that goes there, has a colour of its own;
-    its disc is as wide as its mass.
+    The width of a line is its mass; one of less than a hundredth of a score's mass is left out. An
+    anchor, with all that goes there, has a colour of its own; the area of its disc is its mass.
 
     Args:
         axes: Where to draw.
@@ -41,9 +41,7 @@ def draw_plan(
     mass = numbers("plan", plan, x.size, y.size)
     if mass.min() < 0:
         raise ValueError(f"plan must not be negative, found {mass.min():g}")
-    names = [f"{value:g}" for value in y] if names is None else list(names)
-    if len(names) != y.size:
-        raise ValueError(f"names must be one for each of {y.size} anchors, got {len(names)}")
+    names = names_of(names, [f"{value:g}" for value in y], "anchors")
     # Anchors have their places under the scores, the first and the last further inside.
     above = [float(i) for i in range(x.size)]
     below = [(j + 0.5) * x.size / y.size - 0.5 for j in range(y.size)]
@@ -62,12 +60,9 @@ def draw_plan(
                 )
     area = DISC**2
     axes.scatter(above, [1.0] * x.size, s=area, c="white", ec="black", lw=1, zorder=2)
-    widths = mass.sum(0) / whole
+    areas = area * (mass.sum(0) / whole).clip(0.3)  # never too small to be seen
     colours = [COLOURS[j % len(COLOURS)] for j in range(y.size)]
-    # An area for the mass, but never too small to be seen.
-    axes.scatter(
-        below, [0.0] * y.size, s=area * widths.clip(0.3), c=colours, ec="black", lw=1, zorder=2
-    )
+    axes.scatter(below, [0.0] * y.size, s=areas, c=colours, ec="black", lw=1, zorder=2)
     for place, value in zip(above, x, strict=True):
         axes.annotate(f"{value:g}", (place, 1.0), (0, 12), **_beside("bottom"))
     for place, name in zip(below, names, strict=True):

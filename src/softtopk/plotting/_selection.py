@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ._data import numbers, truths
-from .style import BLUE, COLOURS, LINES, VERMILION, tidy
+from ._data import groups_of, names_of, numbers
+from .style import COLOURS, GREY, LINES, MARKERS, SMALL, tidy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from ._data import Array
 
 RANGE = (-0.06, 1.06)  # of an indicator, with room for its points
-LONGEST = 0.8  # of an arrow, in distances between neighbouring scores
-HIDDEN = 0.02  # of the longest: an arrow shorter than this would be a head without a shaft
+LONGEST = 1.7  # of an arrow, in distances between neighbouring scores
 
 
 def draw_indicator(
@@ -24,7 +23,7 @@ def draw_indicator(
     selected: Any,
     *,
     names: Sequence[str] | None = None,
-    steps: bool = False,
+    hard: bool = False,
 ) -> None:
     """Draw the indicator of n scores while one of them moves.
 
@@ -33,21 +32,17 @@ def draw_indicator(
         moving: (m,), the values that it takes, in ascending order.
         selected: (m, n), the indicator of all scores for each of them.
         names: Of the n lines, by default A_1, A_2, ...
-        steps: Jump halfway between two values: for a hard selection.
+        hard: Do not join what is more than a half apart: the jumps of a hard selection.
     """
     x = numbers("moving", moving, "m")
     a = numbers("selected", selected, x.size, "n")
     n = a.shape[1]
-    names = [f"$A_{{{i + 1}}}$" for i in range(n)] if names is None else list(names)
-    if len(names) != n:
-        raise ValueError(f"names must be one for each of {n} scores, got {len(names)}")
+    names = names_of(names, [f"$A_{{{i + 1}}}$" for i in range(n)], "scores")
     for i, name in enumerate(names):
         axes.plot(
-            x,
-            a[:, i],
+            *(_broken_at_jumps(x, a[:, i]) if hard else (x, a[:, i])),
             color=COLOURS[i % len(COLOURS)],
             linestyle=LINES[i % len(LINES)],
-            drawstyle="steps-mid" if steps else "default",
             lw=2,
             label=name,
         )
@@ -55,64 +50,123 @@ def draw_indicator(
     axes.set_ylim(RANGE)
 
 
-def draw_selection(axes: Axes, scores: Any, selected: Any, *, members: Any = None) -> None:
-    """Draw A against the score, the members of a set in another colour.
+def draw_selection(axes: Axes, scores: Any, selected: Any, *, groups: Any = None) -> None:
+    """Draw A against the score.
 
     Args:
         axes: Where to draw.
         scores: (n,).
         selected: (n,).
-        members: (n,), boolean.
+        groups: (n,), boolean or integers from 0: each has a colour and a marker of its own.
     """
     x = numbers("scores", scores, "n")
     a = numbers("selected", selected, x.size)
-    _scatter(axes, x, a, truths("members", members, x.size), size=14)
+    _scatter(axes, x, a, groups_of("groups", groups, x.size), size=14)
     tidy(axes)
     axes.set_ylim(RANGE)
 
 
 def draw_gradient(
-    axes: Axes, scores: Any, selected: Any, gradient: Any, *, members: Any = None
+    axes: Axes, scores: Any, selected: Any, gradient: Any, *, groups: Any = None
 ) -> None:
     """Draw A against the score, with an arrow along which the gradient moves each score.
 
-    The longest arrow is a little shorter than the distance of neighbouring scores; the others are
-    in proportion. The members of a set, with their arrows, have another colour.
+    The longest arrow is a little longer than the distance of neighbouring scores, the others are in
+    proportion.
 
     Args:
         axes: Where to draw.
         scores: (n,).
         selected: (n,).
         gradient: (n,), of what is to grow.
-        members: (n,), boolean.
+        groups: (n,), boolean or integers from 0: each has a colour and a marker of its own.
     """
     x = numbers("scores", scores, "n")
     a, slope = numbers("selected", selected, x.size), numbers("gradient", gradient, x.size)
-    inside = truths("members", members, x.size)
+    group = groups_of("groups", groups, x.size)
     spacing = (x.max() - x.min()) / max(x.size - 1, 1) or 1.0
     largest = abs(slope).max()
     scale = LONGEST * spacing / largest if largest > 0 else 0.0
-    for place, height, pull, member in zip(x, a, slope, inside, strict=True):
-        if abs(pull) > HIDDEN * largest:
-            axes.annotate(
-                "",
-                (place + scale * pull, height),
-                (place, height),
-                arrowprops={
-                    "arrowstyle": "-|>,head_length=0.5,head_width=0.25",
-                    "color": VERMILION if member else BLUE,
-                    "lw": 1.8,
-                    "shrinkA": 0,
-                    "shrinkB": 0,
-                },
-                zorder=2,
-            )
-    _scatter(axes, x, a, inside, size=44)
+    axes.quiver(
+        x,
+        a,
+        scale * slope,
+        0.0 * slope,
+        color=[COLOURS[number % len(COLOURS)] for number in group],
+        angles="xy",
+        scale_units="xy",
+        scale=1.0,
+        units="inches",
+        width=0.025,
+        zorder=2,
+    )
+    _scatter(axes, x, a, group, size=26)
     tidy(axes)
     # Arrows are not part of the data that axes make room for.
-    axes.set_xlim(x.min() - 1.1 * spacing, x.max() + 1.1 * spacing)
+    ends = x + scale * slope
+    axes.set_xlim(
+        min(x.min(), ends.min()) - 0.4 * spacing, max(x.max(), ends.max()) + 0.4 * spacing
+    )
 
 
-def _scatter(axes: Axes, x: Array, a: Array, inside: Array, size: float) -> None:
-    axes.scatter(x[~inside], a[~inside], s=size, c=BLUE, zorder=3)
-    axes.scatter(x[inside], a[inside], s=size, c=VERMILION, marker="D", zorder=3)
+def draw_neighbours(axes: Axes, points: Any, query: Any, selected: Any, labels: Any) -> None:
+    """Draw points in the plane, a colour and a marker for each label, and which of them a query
+    selects: with a line, the wider and darker the larger A is.
+
+    Args:
+        axes: Where to draw.
+        points: (n, 2).
+        query: (2,), drawn as a star.
+        selected: (n,), from 0 to 1.
+        labels: (n,), integers from 0.
+    """
+    x, y = numbers("points", points, "n", 2).T
+    centre = numbers("query", query, 2)
+    a = numbers("selected", selected, x.size).clip(0.0, 1.0)
+    for right, up, share in zip(x, y, a, strict=True):
+        ends = [centre[0], right], [centre[1], up]
+        axes.plot(*ends, color=GREY, lw=2.5 * share, alpha=share, zorder=1)
+    _scatter(axes, x, y, groups_of("labels", labels, x.size), size=26)
+    axes.scatter(centre[:1], centre[1:], s=140, c="black", marker="*", zorder=4)
+    tidy(axes)
+    axes.set_aspect("equal", adjustable="datalim")
+
+
+def draw_votes(axes: Axes, votes: Any, *, names: Sequence[str] | None = None) -> None:
+    """Draw the share of each class in a vote, in its colour.
+
+    Args:
+        axes: Where to draw.
+        votes: (classes,), from 0 to 1.
+        names: Of the classes, by default their numbers.
+    """
+    shares = numbers("votes", votes, "classes")
+    names = names_of(names, [str(i) for i in range(shares.size)], "classes")
+    colours = [COLOURS[i % len(COLOURS)] for i in range(shares.size)]
+    axes.bar(range(shares.size), shares, color=colours, width=0.6)
+    for i, share in enumerate(shares):
+        axes.text(i, share + 0.02, f"{share:.2f}", ha="center", va="bottom", fontsize=SMALL)
+    tidy(axes)
+    axes.set_xticks(range(shares.size), names)
+    axes.set_ylim(0.0, max(1.0, shares.max()) + 0.08)
+
+
+def _broken_at_jumps(x: Array, y: Array) -> tuple[Array, Array]:
+    """The same points, with one that is not drawn where y jumps."""
+    import numpy as np
+
+    jumps = 1 + np.flatnonzero(abs(np.diff(y)) > 0.5)
+    return np.insert(x, jumps, np.nan), np.insert(y, jumps, np.nan)
+
+
+def _scatter(axes: Axes, x: Array, y: Array, group: Array, size: float) -> None:
+    for number in sorted(set(group.tolist())):
+        axes.scatter(
+            x[group == number],
+            y[group == number],
+            s=size,
+            c=COLOURS[number % len(COLOURS)],
+            marker=MARKERS[number % len(MARKERS)],
+            lw=0,
+            zorder=3,
+        )

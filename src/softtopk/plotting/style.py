@@ -26,7 +26,7 @@ BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 ORANGE, SKY, BLACK = "#E69F00", "#56B4E9", "#000000"
 COLOURS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK)
 LINES = ("-", "--", "-.", ":")
-MARKERS = "os^D"
+MARKERS = "oD^sPv"
 
 # Tol's muted scheme, made with the same purpose, for where there are more than seven.
 INDIGO, SAND, FOREST, ROSE, CYAN = "#332288", "#DDCC77", "#117733", "#CC6677", "#88CCEE"
@@ -51,7 +51,8 @@ def new_figure(
 ) -> Figure:
     """A figure with rows of axes, with neither frame nor heavy grid.
 
-    It belongs to no window: save it, or let a notebook show it.
+    It belongs to no window, and closing it is not needed. In a notebook, axes of
+    ``plt.subplots()`` do as well.
     """
     try:
         from matplotlib.figure import Figure
@@ -96,6 +97,15 @@ def legend_beside(axes: Axes, heights: Mapping[str, float] | None = None) -> Non
         fontsize=SMALL,
         handlelength=3,
     )
+
+
+def short(value: float) -> str:
+    """A number as one would write it by hand.
+
+    >>> short(0.001), short(1e-05)
+    ('0.001', '1e-5')
+    """
+    return f"{value:g}".replace("e-0", "e-").replace("e+0", "e")
 
 
 def plain_numbers(axis: Axis) -> None:

@@ -8,11 +8,11 @@ import warnings
 import pytest
 import torch
 
+from softtopk.experiments._truth import true_ranking, true_selection
 from softtopk.experiments.bench import PEERS, Case, Peer
 from softtopk.experiments.bench._cases import problem_of, scores_of
 from softtopk.experiments.bench._peers import Package
 from softtopk.experiments.bench._targets import TARGET_PEERS, find_peer
-from softtopk.experiments.bench._truth import true_ranking, true_selection
 
 # At a temperature at which 200 iterations of Sinkhorn's algorithm converge.
 ROWS, N, K, EPS = 3, 24, 4, 2.0

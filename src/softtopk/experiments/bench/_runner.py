@@ -18,6 +18,7 @@ from torch import Tensor
 
 import softtopk
 from softtopk import _environment
+from softtopk.experiments._truth import true_ranking, true_selection
 from softtopk.experiments.errors import UsageError
 
 from ._cases import Case, problem_of, scores_of
@@ -33,7 +34,6 @@ from ._peers import PEERS, Peer
 from ._probe import Probe, free_memory, probe
 from ._results import CaseResult, Record, Result
 from ._targets import TARGET_PEERS
-from ._truth import true_ranking, true_selection
 
 # The float64 solution takes up to this many numbers at a time: enough for a row of any case.
 CHECKED_NUMBERS = 10**6

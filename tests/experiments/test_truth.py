@@ -7,7 +7,7 @@ import pytest
 import reference
 import torch
 
-from softtopk.experiments.bench._truth import true_ranking, true_selection
+from softtopk.experiments._truth import true_ranking, true_selection
 
 
 @pytest.mark.parametrize("eps", [1e-3, 0.1, 10.0])

@@ -1,0 +1,16 @@
+"""What `softtopk figures` draws: for each figure its numbers, its picture and its caption.
+
+>>> from softtopk.experiments.figures import CATALOGUE
+>>> list(CATALOGUE)
+['indicator', 'plan', 'temperatures', 'sorted_plan', 'knn', 'gradient', 'bias', 'convergence']
+>>> plans = CATALOGUE["plan"].make()
+>>> plans.hard.sum(0) * 7
+tensor([5., 2.], dtype=torch.float64)
+"""
+
+from ._catalogue import CATALOGUE
+from ._command import main
+from ._exhibit import Exhibit
+from ._plans import plan_of
+
+__all__ = ["CATALOGUE", "Exhibit", "main", "plan_of"]
