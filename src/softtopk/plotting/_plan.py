@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.collections import QuadMesh
 
+    from ._data import Array
+
 WIDEST = 7.0  # points: the line of an element whose mass goes to one anchor
 THINNEST = 0.01  # of that mass: what is less is not drawn, its line could hardly be seen
 DISC = 15.0  # points: the diameter of a score
@@ -38,9 +40,7 @@ def draw_plan(
         names: What to write below the anchors, by default their values.
     """
     x, y = numbers("scores", scores, "n"), numbers("anchors", anchors, "m")
-    mass = numbers("plan", plan, x.size, y.size)
-    if mass.min() < 0:
-        raise ValueError(f"plan must not be negative, found {mass.min():g}")
+    mass = _masses(plan, x.size, y.size)
     names = names_of(names, [f"{value:g}" for value in y], "anchors")
     # Anchors have their places under the scores, the first and the last further inside.
     above = [float(i) for i in range(x.size)]
@@ -83,23 +83,29 @@ def draw_plan_map(axes: Axes, plan: Any, *, anchors: Any = None, most: float | N
     Returns:
         What ``figure.colorbar`` wants.
     """
-    mass = numbers("plan", plan, "n", "m")
+    mass = _masses(plan, "n", "m")
     n, m = mass.shape
+    labels = [""] * m
+    if anchors is not None:
+        labels = [f"{value:g}" for value in numbers("anchors", anchors, m)]
     image: QuadMesh = axes.pcolormesh(mass.T, cmap=MASS, vmin=0.0, vmax=most or mass.max())
     bare(axes)
     axes.invert_yaxis()
     axes.axhline(0, color="black", lw=0.5, clip_on=False)  # pale cells would have no edge
     axes.axhline(m, color="black", lw=0.5, clip_on=False)
     axes.set_xticks([])
-    axes.set_yticks([j + 0.5 for j in range(m)], _labels(anchors, m), fontsize=SMALL)
+    axes.set_yticks([j + 0.5 for j in range(m)], labels, fontsize=SMALL)
     axes.set_xlim(0, n)
     return image
 
 
-def _labels(anchors: Any, m: int) -> list[str]:
-    if anchors is None:
-        return [""] * m
-    return [f"{value:g}" for value in numbers("anchors", anchors, m)]
+def _masses(plan: Any, *shape: int | str) -> Array:
+    mass = numbers("plan", plan, *shape)
+    if mass.min() < 0:
+        raise ValueError(f"plan must not be negative, found {mass.min():g}")
+    if not mass.any():
+        raise ValueError("plan must have some mass, all of it is zero")
+    return mass
 
 
 def _beside(side: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ that pictures of other packages in the same process stay as they are.
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -54,13 +55,10 @@ def new_figure(
     It belongs to no window, and closing it is not needed. In a notebook, axes of
     ``plt.subplots()`` do as well.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        if error.name != "matplotlib":
-            raise  # it is there, and broken
+    if importlib.util.find_spec("matplotlib") is None:
         message = "a figure needs matplotlib: pip install 'softtopk[plot]'"
-        raise ModuleNotFoundError(message, name="matplotlib") from error
+        raise ModuleNotFoundError(message, name="matplotlib")
+    from matplotlib.figure import Figure
 
     figure = Figure(figsize=size, layout="constrained")
     for axes in figure.subplots(rows, columns, squeeze=False).flat:

@@ -4,8 +4,8 @@
 >>> list(CATALOGUE)
 ['indicator', 'plan', 'temperatures', 'sorted_plan', 'knn', 'gradient', 'bias', 'convergence']
 >>> plans = CATALOGUE["plan"].make()
->>> plans.hard.sum(0) * 7
-tensor([5., 2.], dtype=torch.float64)
+>>> plans.hard.sum(0) * 7  # the mass of each anchor
+tensor([5.0000, 2.0000], dtype=torch.float64)
 """
 
 from ._catalogue import CATALOGUE

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 RANGE = (-3, 1)  # powers of ten
 POINTS = 81
-SHOWN = 1e-7  # the smallest bias in the picture
+SHOWN = 3e-8  # the smallest bias in the picture
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ def make() -> ForwardPass:
     templates = torch.tensor(CENTRES, dtype=torch.float64)[labels] + SPREAD * noise
     query = torch.tensor([QUERY], dtype=torch.float64)
     distances = pairwise_distances(query, templates)
-    selected = soft_topk(distances, K, eps=EPS, largest=False, normalize="row")
+    selected = soft_topk(-distances, K, eps=EPS, normalize="row")  # as the vote has it
     votes = soft_vote(query, templates, labels, K, eps=EPS)
     return ForwardPass(templates, labels, query[0], K, EPS, distances[0], selected[0], votes[0])
 
