@@ -12,13 +12,14 @@ NATIVE := $(VENV)/.native
 CSRC := $(wildcard src/softtopk/kernels/csrc/*.[ch]pp)
 OUT ?= runs/demo
 BENCH ?= --preset full
+FIGURES ?= docs/figures
 
 # Running it, not looking it up: a version manager's shim can be there and lead nowhere.
 ifndef PYTHON
 PYTHON := $(shell python3.11 -c '' 2>/dev/null && echo python3.11 || echo python3)
 endif
 
-.PHONY: help demo test check lint format bench native wheel clean
+.PHONY: help demo test check lint format bench figures native wheel clean
 
 help:  ## Print this list.
 	@echo "make TARGET, where TARGET is one of"
@@ -47,6 +48,9 @@ format: $(STAMP)  ## Format the code and apply the safe lint fixes.
 
 bench: $(PEERS) $(NATIVE)  ## Compare with every peer, about 15 minutes (BENCH='--preset quick' for 2).
 	@$(BIN)/softtopk bench $(BENCH)
+
+figures: $(NATIVE)  ## Draw the figures of the docs anew, half a minute (FIGURES=docs/figures).
+	@$(BIN)/softtopk figures --out "$(FIGURES)"
 
 native: $(STAMP)  ## Rebuild the native library in place; no compiler is an error here.
 	@SOFTTOPK_BUILD_NATIVE=require $(BIN)/python setup.py --quiet build_ext --inplace

@@ -1,6 +1,6 @@
 """Soft top-k at several temperatures: values and gradients as tables, and one picture.
 
-Run `make demo`, or `python examples/temperatures.py --out DIR`; it takes a few seconds.
+Run `python examples/temperatures.py --out DIR`; it takes a few seconds.
 """
 
 from __future__ import annotations
@@ -9,17 +9,15 @@ import argparse
 from pathlib import Path
 
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from softtopk import soft_topk, sorted_soft_topk
+from softtopk.plotting import new_figure, style
 
 SCORES = [0.4, 0.7, 2.3, 1.9, -0.2, 1.4, 0.1]  # the paper's example
 K = 2
 TEMPERATURES = [0.05, 0.5, 5.0]  # nearly hard; soft; nearly uniform, where A is about k/n
 NAMES = [f"eps={eps:g}" for eps in TEMPERATURES]
-# Okabe and Ito's colours, told apart by colour-blind readers; the markers help in grey.
-STYLES = [("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "^")]
 
 
 def hard_topk(scores: Tensor, k: int) -> Tensor:
@@ -51,23 +49,23 @@ def gradient_of_third(eps: float) -> Tensor:
 def draw(path: Path, n: int = 50, k: int = 10) -> None:
     """A against the score, for n standard normal scores of which k are selected."""
     scores = torch.randn(n, generator=torch.Generator().manual_seed(3)).sort().values
-    figure = Figure(figsize=(7.0, 3.8), layout="constrained")  # README width: 700 px at 100 dpi
-    axes = figure.subplots()
+    figure = new_figure()
+    (axes,) = figure.axes
     # where="mid": the hard selection jumps halfway between the k-th score and the next.
     hard = hard_topk(scores, k).tolist()
     axes.step(scores.tolist(), hard, where="mid", color="black", lw=1.2, label="hard (torch.topk)")
-    for eps, name, (colour, marker) in zip(TEMPERATURES, NAMES, STYLES, strict=True):
+    looks = zip(TEMPERATURES, NAMES, style.COLOURS, style.MARKERS, strict=False)
+    for eps, name, colour, marker in looks:
         a = soft_topk(scores, k, eps=eps).tolist()
         axes.plot(scores.tolist(), a, color=colour, marker=marker, ms=3.5, lw=1.5, label=name)
     axes.set(xlabel="score", ylabel="selection A", title=f"soft_topk: {k} of {n} scores")
-    axes.spines[["top", "right"]].set_visible(False)
     axes.legend(loc="upper left", frameon=False)  # the low scores leave that corner empty
-    figure.savefig(path, dpi=200)
+    figure.savefig(path, dpi=style.DPI)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Soft top-k at several temperatures.")
-    parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="for the picture")
+    parser.add_argument("--out", type=Path, default=Path("runs/example"), help="for the picture")
     out: Path = parser.parse_args().out
 
     scores = torch.tensor(SCORES)

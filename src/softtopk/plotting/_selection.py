@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ._data import Array
 
 RANGE = (-0.06, 1.06)  # of an indicator, with room for its points
-LONGEST = 1.7  # of an arrow, in distances between neighbouring scores
+LONGEST = 0.19  # of the arrows, relative to the range of the scores
 
 
 def draw_indicator(
@@ -71,8 +71,7 @@ def draw_gradient(
 ) -> None:
     """Draw A against the score, with an arrow along which the gradient moves each score.
 
-    The longest arrow is a little longer than the distance of neighbouring scores, the others are in
-    proportion.
+    The longest arrow is a fifth as long as the range of the scores, the others are in proportion.
 
     Args:
         axes: Where to draw.
@@ -84,9 +83,9 @@ def draw_gradient(
     x = numbers("scores", scores, "n")
     a, slope = numbers("selected", selected, x.size), numbers("gradient", gradient, x.size)
     group = groups_of("groups", groups, x.size)
-    spacing = (x.max() - x.min()) / max(x.size - 1, 1) or 1.0
+    width = (x.max() - x.min()) or 1.0
     largest = abs(slope).max()
-    scale = LONGEST * spacing / largest if largest > 0 else 0.0
+    scale = LONGEST * width / largest if largest > 0 else 0.0
     axes.quiver(
         x,
         a,
@@ -104,9 +103,8 @@ def draw_gradient(
     tidy(axes)
     # Arrows are not part of the data that axes make room for.
     ends = x + scale * slope
-    axes.set_xlim(
-        min(x.min(), ends.min()) - 0.4 * spacing, max(x.max(), ends.max()) + 0.4 * spacing
-    )
+    margin = 0.04 * width
+    axes.set_xlim(min(x.min(), ends.min()) - margin, max(x.max(), ends.max()) + margin)
 
 
 def draw_neighbours(axes: Axes, points: Any, query: Any, selected: Any, labels: Any) -> None:

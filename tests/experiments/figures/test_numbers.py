@@ -30,7 +30,7 @@ def test_the_hard_indicator_jumps_and_the_soft_ones_do_not() -> None:
     assert_allclose(data.hard.sum(1), 1.0)
     largest_slope = math.inf
     for eps, selected in data.soft.items():  # in ascending order
-        # Each is on its own side of the middle, as two scalars with the same distance to it have to.
+        # The threshold is halfway between two scalars: x / 2, at a temperature of eps / 2.
         assert_allclose(selected[:, 0], expit(x / eps), atol=1e-14)
         assert_allclose(selected.sum(1), 1.0)
         slope = selected[:, 0].diff().max().item()

@@ -23,7 +23,7 @@ PER_CLASS = 12
 SPREAD = 0.55
 QUERY = (0.95, 0.75)  # among the three, so that each has a part of the vote
 K = 9  # the paper's
-EPS = 0.02  # of the normalised cost
+EPS = 0.01  # of the normalised cost
 SEED = 0
 
 

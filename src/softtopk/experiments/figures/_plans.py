@@ -97,11 +97,11 @@ def caption_unsorted(data: Plans) -> str:
 def caption_sorted(data: Plans) -> str:
     n, k = len(data.scores), data.k
     return (
-        f"Sorted top-{k} of the same scores: an anchor for each rank, with mass 1/{n} for each of "
-        f"the first {k} and {n - k}/{n} for the last. Without regularisation the smallest score "
-        "goes to 0, the second smallest to 1, and all others to 2; with it, neighbours share the "
-        f"ranks. `sorted_soft_topk(scores, {k}, eps={data.eps:g}, largest=False)` is {n} times the "
-        f"columns of the first {k} anchors."
+        f"Sorted top-{k} of the scores of Figure 2: an anchor for each rank, with the mass 1/{n} "
+        f"for each of the first {k} and {n - k}/{n} for the last. Without regularisation the "
+        "smallest score goes to 0, the second smallest to 1, and all others to 2; with it, "
+        f"neighbours share the ranks. `sorted_soft_topk(scores, {k}, eps={data.eps:g}, "
+        f"largest=False)` is {n} times the columns of the first {k} anchors."
     )
 
 
@@ -114,7 +114,7 @@ PLAN = Exhibit(
 )
 SORTED_PLAN = Exhibit(
     "sorted_plan",
-    "Figure 4: the transport plan of sorted top-2 of the same scores",
+    "Figure 4: the transport plan of sorted top-2 of seven scores",
     make_sorted,
     draw_sorted,
     caption_sorted,
