@@ -7,7 +7,8 @@ that pictures of other packages in the same process stay as they are.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -64,6 +65,18 @@ def new_figure(
     for axes in figure.subplots(rows, columns, squeeze=False).flat:
         tidy(axes)
     return figure
+
+
+@contextmanager
+def standard_look() -> Iterator[None]:
+    """Draw as matplotlib does by default, whatever its settings are: for pictures in files.
+
+    A picture takes the settings from when its parts are made, so this has to be around all of it.
+    """
+    from matplotlib import style as settings
+
+    with settings.context("default", after_reset=True):
+        yield
 
 
 def tidy(axes: Axes) -> None:

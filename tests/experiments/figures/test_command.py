@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib import rc_context, rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Text
@@ -289,3 +290,13 @@ def test_the_docs_have_the_convergence_of_this_code() -> None:
 def test_write_exhibit_names_its_files(tmp_path: Path) -> None:
     written = _command.write_exhibit(CATALOGUE["plan"], tmp_path, ["svg", "png"])
     assert written == [tmp_path / "plan.svg", tmp_path / "plan.png"]
+
+
+def test_pictures_do_not_depend_on_settings(tmp_path: Path) -> None:
+    main(tmp_path / "usual", ["plan"])
+    odd = {"axes.facecolor": "black", "font.size": 20.0, "savefig.bbox": "tight"}
+    with rc_context(odd):
+        main(tmp_path / "odd", ["plan"])
+        assert rcParams["font.size"] == 20.0
+    usual, odd_one = ((tmp_path / name / "plan.png").read_bytes() for name in ("usual", "odd"))
+    assert usual == odd_one

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 
 from softtopk.experiments._drawing import save_figure
 from softtopk.plotting import style
-from softtopk.plotting.style import LineStyle, legend_beside, new_figure, plain_numbers
+from softtopk.plotting.style import (
+    LineStyle,
+    legend_beside,
+    new_figure,
+    plain_numbers,
+    standard_look,
+)
 
 from ._cases import Case, Operator
 from ._results import CaseResult, Result
@@ -37,6 +43,7 @@ STYLES = {
 }
 
 
+@standard_look()
 def draw_pictures(cases: Sequence[CaseResult], folder: Path) -> list[Path]:
     """Draw what the cases have data for, and say which files were written."""
     operators: tuple[Operator, ...] = ("unsorted", "sorted")

@@ -12,6 +12,7 @@ from softtopk.experiments._drawing import FORMATS, save_figure
 from softtopk.experiments._files import replacing
 from softtopk.experiments.errors import UsageError, require
 from softtopk.experiments.runs import Report
+from softtopk.plotting.style import standard_look
 
 from ._catalogue import CATALOGUE
 from ._exhibit import Exhibit, plain
@@ -53,13 +54,14 @@ def main(out: Path, only: Sequence[str] = (), formats: Sequence[str] = ("png",))
 def write_exhibit(exhibit: Exhibit[Any], out: Path, kinds: Sequence[str]) -> list[Path]:
     """Write the picture in each format, and its caption and numbers beside it."""
     data = exhibit.make()
-    figure = exhibit.draw(data)
     _write_text(out / f"{exhibit.name}.json", json.dumps(plain(data)) + "\n")
     caption = textwrap.fill(
         exhibit.caption(data), COLUMNS, break_long_words=False, break_on_hyphens=False
     )
     _write_text(out / f"{exhibit.name}.md", caption + "\n")
-    return [save_figure(figure, out / f"{exhibit.name}.{kind}") for kind in kinds]
+    with standard_look():
+        figure = exhibit.draw(data)
+        return [save_figure(figure, out / f"{exhibit.name}.{kind}") for kind in kinds]
 
 
 def _chosen(option: str, given: Sequence[str], known: Sequence[str]) -> list[str]:

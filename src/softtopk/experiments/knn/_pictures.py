@@ -22,6 +22,7 @@ from softtopk.plotting.style import (
     WIDTH,
     legend_beside,
     new_figure,
+    standard_look,
 )
 
 if TYPE_CHECKING:
@@ -104,10 +105,17 @@ def draw_features(
         limit: Draw this many points of each panel, chosen at random, the same in all panels of the
             same length.
     """
-    figure = _features_figure(
-        panels, classes, projection=projection, title=title, seed=seed, limit=limit
-    )
-    return save_figure(figure, path)
+    if not panels:
+        raise ValueError("no panels: give one at least")
+    if projection not in PROJECTIONS:
+        raise ValueError(f"projection = {projection!r}: give {' or '.join(map(repr, PROJECTIONS))}")
+    require("matplotlib", "a picture", "plot")
+    require("sklearn", f"a picture by {PROJECTIONS[projection]}", "knn", "scikit-learn")
+    with standard_look():
+        figure = _features_figure(
+            panels, classes, projection=projection, title=title, seed=seed, limit=limit
+        )
+        return save_figure(figure, path)
 
 
 def draw_curves(
@@ -120,7 +128,11 @@ def draw_curves(
         path: Where to write it.
         accuracy: What the accuracies are, to write above them.
     """
-    return save_figure(_curves_figure(curves, accuracy), path)
+    if not curves:
+        raise ValueError("no curves: give one at least")
+    require("matplotlib", "a picture", "plot")
+    with standard_look():
+        return save_figure(_curves_figure(curves, accuracy), path)
 
 
 def _features_figure(
@@ -132,12 +144,6 @@ def _features_figure(
     seed: int,
     limit: int,
 ) -> Figure:
-    if not panels:
-        raise ValueError("no panels: give one at least")
-    if projection not in PROJECTIONS:
-        raise ValueError(f"projection = {projection!r}: give {' or '.join(map(repr, PROJECTIONS))}")
-    require("matplotlib", "a picture", "plot")
-    require("sklearn", f"a picture by {PROJECTIONS[projection]}", "knn", "scikit-learn")
     width = WIDTH * max(1.0, len(panels) / 2)
     figure = new_figure(len(panels), size=(width, min(HEIGHT, width / len(panels) + 0.4)))
     names = []
@@ -233,9 +239,6 @@ def _class_legend(figure: Figure, classes: Sequence[str]) -> None:
 
 
 def _curves_figure(curves: Mapping[str, Curve], accuracy: str) -> Figure:
-    if not curves:
-        raise ValueError("no curves: give one at least")
-    require("matplotlib", "a picture", "plot")
     from matplotlib.ticker import MaxNLocator, PercentFormatter
 
     figure = new_figure(2)

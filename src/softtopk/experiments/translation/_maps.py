@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from softtopk.plotting import draw_attention, new_figure
+from softtopk.plotting.style import standard_look
 from softtopk.seq2seq import EncoderDecoder
 
 from .._drawing import save_figure
@@ -121,6 +122,7 @@ def _of_bounded_size(pairs: Sequence[Pair]) -> Iterator[Sequence[Pair]]:
         start += size
 
 
+@standard_look()
 def write_attention(shown: AttentionMap, path: Path) -> Path:
     """The map as a PNG file."""
     cell = 0.36  # inches, for which the labels' text is small enough
