@@ -16,7 +16,8 @@ def test_the_page(
     monkeypatch.chdir(tmp_path)
     for code in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
         exec(code, {})
-    assert (tmp_path / "gradient.png").read_bytes().startswith(b"\x89PNG")
+    for name in ("gradient.png", "plan.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
     (claimed,) = re.findall(r"```\n\n```\n(.*?)```", PAGE, re.DOTALL)
     assert capsys.readouterr().out == claimed
 

@@ -51,7 +51,7 @@ def test_colours_can_be_seen_on_white() -> None:
     assert len(set(style.MARKERS)) == len(style.MARKERS)
 
 
-# What someone without one kind of cones sees, in linear RGB (Vienot, Brettel and Mollon, 1999).
+# What someone with one of the two common kinds sees, in linear RGB (Vienot, Brettel, Mollon 1999).
 BLIND = {
     "protanopia": [[0.11238, 0.88762, 0.0], [0.11238, 0.88762, 0.0], [0.00401, -0.00401, 1.0]],
     "deuteranopia": [[0.29275, 0.70725, 0.0], [0.29275, 0.70725, 0.0], [-0.02234, 0.02234, 1.0]],
@@ -59,9 +59,7 @@ BLIND = {
 
 
 @pytest.mark.parametrize("kind", BLIND)
-def test_the_first_colours_stay_apart_under_colour_blindness(kind: str) -> None:
-    """Those of the lines that are drawn in one picture. Red and green do not."""
-
+def test_colours_stay_apart_under_colour_blindness(kind: str) -> None:
     def seen(colour: str) -> np.ndarray:
         rgb = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]) ** 2.2
         return np.clip(np.array(BLIND[kind]) @ rgb, 0, 1) ** (1 / 2.2)
@@ -70,13 +68,18 @@ def test_the_first_colours_stay_apart_under_colour_blindness(kind: str) -> None:
         pairs = [(a, b) for i, a in enumerate(colours) for b in colours[:i]]
         return min(float(np.linalg.norm(seen(a) - seen(b))) for a, b in pairs)
 
-    assert nearest(style.COLOURS[:3]) > 0.3
-    assert nearest(("#FF0000", "#008000")) < 0.25
+    assert nearest(style.COLOURS[:3]) > 0.3  # more are in hardly any picture
+    assert nearest(style.COLOURS) > 0.1
+    confused = {
+        "protanopia": ("#FF0000", "#5E5E00"),
+        "deuteranopia": ("#C00000", "#6B6B00"),
+    }
+    assert nearest(confused[kind]) < 0.1  # the test can tell
 
 
 def test_a_figure_has_its_axes_and_leaves_the_settings_alone() -> None:
     before = dict(rcParams)
-    figure = plotting.new_figure(3, 2, size=(5.0, 4.0))
+    figure = plotting.new_figure(rows=2, columns=3, size=(5.0, 4.0))
     assert isinstance(figure, Figure)
     assert len(figure.axes) == 6
     assert figure.get_size_inches().tolist() == [5.0, 4.0]
@@ -101,6 +104,18 @@ def test_the_legend_is_in_the_order_of_the_heights(axes: Axes) -> None:
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["b", "a", "c"]
     plotting.legend_beside(axes)
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["a", "b", "c"]
+    plotting.legend_beside(axes, {"c": 0.0})
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["c", "a", "b"]
+
+
+def test_the_legend_is_on_the_page_of_pyplot_too(pyplot_axes: Axes) -> None:
+    pyplot_axes.plot([0, 1], label="a long name")
+    plotting.legend_beside(pyplot_axes)
+    figure = pyplot_axes.figure
+    figure.draw_without_rendering()
+    legend, plot = pyplot_axes.get_legend().get_window_extent(), pyplot_axes.get_window_extent()
+    assert figure.bbox.contains(legend.x1, legend.y1)
+    assert legend.x0 >= plot.x1
 
 
 def test_importing_needs_no_matplotlib_and_drawing_names_the_extra() -> None:
@@ -131,16 +146,41 @@ def pyplot_axes() -> Iterator[Axes]:
         lambda x: x.numpy(),
         lambda x: x.half(),
         lambda x: x.clone().requires_grad_(),
+        lambda x: x.numpy()[::-1].copy()[::-1],
+        lambda x: np.broadcast_to(x.numpy(), (1, 4))[0],
+        lambda x: x.numpy().astype(">f8"),
+        lambda x: x.numpy().astype(np.longdouble),
+        lambda x: x.numpy().astype(object),
+        lambda x: x.bfloat16(),
+        lambda x: x.to_sparse(),
     ],
-    ids=["list", "array", "half", "gradient"],
+    ids=[
+        "list",
+        "array",
+        "half",
+        "gradient",
+        "reversed",
+        "read-only",
+        "big-endian",
+        "long",
+        "object",
+        "bfloat16",
+        "sparse",
+    ],
 )
 def test_data_of_any_kind_in_axes_of_pyplot(give: Any, pyplot_axes: Axes) -> None:
     selected = soft_topk(SCORES, 2, eps=1.0)
     plotting.draw_selection(pyplot_axes, give(SCORES), give(selected))
     (points,) = pyplot_axes.collections
     shown = np.stack([SCORES.numpy(), selected.numpy()], 1)
-    np.testing.assert_allclose(points.get_offsets(), shown, atol=1e-3)
+    np.testing.assert_allclose(points.get_offsets(), shown, atol=1e-2)
     assert not pyplot_axes.spines["top"].get_visible()
+
+
+def test_numbers_of_a_list_keep_their_digits(axes: Axes) -> None:
+    plotting.draw_selection(axes, [16777217.0, 1e300], [1e-50, 1.0])
+    offsets = axes.collections[0].get_offsets()
+    assert offsets.tolist() == [[16777217.0, 1e-50], [1e300, 1.0]]
 
 
 ONES = torch.ones(4)
@@ -201,6 +241,42 @@ ONES = torch.ones(4)
             lambda a: plotting.draw_bias(a, [0.0, 1.0], [0, 1], [0, 1]),
             "eps must be positive, found 0",
         ),
+        (
+            lambda a: plotting.draw_bias(a, [1.0], [-0.5], [1.0]),
+            "bias must not be negative, found -0.5",
+        ),
+        (
+            lambda a: plotting.draw_convergence(a, plotting.Convergence("x", 1.0, [1], [-1.0])),
+            "errors must not be negative, found -1",
+        ),
+        (
+            lambda a: plotting.draw_indicator(a, [1.0, 0.0], torch.ones(2, 2)),
+            "moving must be in ascending order; sort it, and selected with it",
+        ),
+        (
+            lambda a: plotting.draw_plan_map(a, PLAN, most=0),
+            "most must be positive and finite, got 0",
+        ),
+        (
+            lambda a: plotting.draw_votes(a, [-0.2, 1.2]),
+            "votes must not be negative, found -0.2",
+        ),
+        (
+            lambda a: plotting.draw_attention(a, [[2.0]], ["a"], ["b"]),
+            "weights must be from 0 to 1, found 2",
+        ),
+        (
+            lambda a: plotting.draw_attention(a, torch.ones(0, 1), ["a"], []),
+            "source and target must have a token each at least",
+        ),
+        (
+            lambda a: plotting.draw_selection(a, SCORES, ONES, groups=[0, 1, 0, 1], names=["x"]),
+            r"names must be a list with one for each of 2 groups, got \['x'\]",
+        ),
+        (
+            lambda a: plotting.draw_selection(a, np.ma.masked_less(SCORES.numpy(), 1), ONES),
+            "scores must have no masked entries, leave them out",
+        ),
         (lambda a: plotting.draw_convergence(a, []), "curves must have one at least, got none"),
         (
             lambda a: plotting.draw_convergence(a, [plotting.Convergence("x", 1.0, [0], [1.0])]),
@@ -226,38 +302,104 @@ def test_wrong_data_is_named(draw: Any, message: str, axes: Axes) -> None:
     assert not axes.has_data()
 
 
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [
+        (None, "got None"),
+        ("abcd", "got 'abcd'"),
+        (["a"] * 4, "got list of <U1"),
+        (SCORES.to(torch.complex64), "got Tensor of complex64"),
+        ([1.0, [2.0], 3.0, 4.0], r"got list \("),
+        ({"a": 1}, "got dict"),
+    ],
+    ids=str,
+)
+def test_what_is_no_number_is_named(values: Any, found: str, axes: Axes) -> None:
+    with pytest.raises(TypeError, match=f"gradient must be .*, {found}"):
+        plotting.draw_gradient(axes, SCORES, ONES, values)
+
+
 def test_groups_are_no_fractions(axes: Axes) -> None:
-    with pytest.raises(TypeError, match=r"groups must be boolean or integers, got torch.float32"):
+    with pytest.raises(TypeError, match=r"groups must be boolean or integers, got Tensor of float"):
         plotting.draw_selection(axes, SCORES, SCORES, groups=SCORES)
+    plotting.draw_selection(axes, SCORES, SCORES, groups=np.arange(4, dtype=np.uint64))
+    assert len(axes.collections) == 4
 
 
 # --------------------------------------------------------------------------------------- pictures
 
 
+def plan_lines(axes: Axes) -> dict[tuple[float, str], tuple[float, float]]:
+    """Of each line: score and colour, and to them the end below and the width."""
+    found = {}
+    for lines in axes.collections[:-2]:
+        colour = to_hex(lines.get_edgecolor()[0][:3]).upper()
+        for path, width in zip(lines.get_segments(), lines.get_linewidths(), strict=True):
+            (start, top), (end, bottom) = path
+            assert (top, bottom) == (1.0, 0.0)
+            found[start, colour] = end, width
+    return found
+
+
 def test_lines_of_a_plan_are_as_wide_as_their_mass(axes: Axes) -> None:
     plotting.draw_plan(axes, SCORES, [0, 1], PLAN)
-    found = {(line.get_color(), line.get_xdata()[0]): line.get_linewidth() for line in axes.lines}
-    whole = found[style.BLUE, 0]
+    found = plan_lines(axes)
+    first, second = found[0, style.BLUE][0], found[2, style.VERMILION][0]
+    whole = found[0, style.BLUE][1]
+    assert 4 < whole < 12
     assert found == {
-        (style.BLUE, 0): whole,
-        (style.BLUE, 1): pytest.approx(0.6 * whole),
-        (style.VERMILION, 1): pytest.approx(0.4 * whole),
-        (style.VERMILION, 2): whole,
-        (style.VERMILION, 3): pytest.approx(0.996 * whole),  # and no line for the rest of it
+        (0, style.BLUE): (first, whole),
+        (1, style.BLUE): (first, pytest.approx(0.6 * whole)),
+        (1, style.VERMILION): (second, pytest.approx(0.4 * whole)),
+        (2, style.VERMILION): (second, whole),
+        (3, style.VERMILION): (second, pytest.approx(0.996 * whole)),  # and none for the rest
     }
     assert texts(axes) == ["0.4", "0.7", "2.3", "1.9", "0", "1"]
-    _, anchors = axes.collections
+    scores, anchors = axes.collections[-2:]
+    np.testing.assert_array_equal(scores.get_offsets(), [[i, 1] for i in range(4)])
+    np.testing.assert_allclose(anchors.get_offsets(), [[first, 0], [second, 0]])
+    assert first < second
     areas = anchors.get_sizes()
     assert areas[1] / areas[0] == pytest.approx(0.599 / 0.401)
+    colours = [to_hex(colour).upper() for colour in anchors.get_facecolor()]
+    assert colours == [style.BLUE, style.VERMILION]
 
 
-def test_labels_of_a_plan_do_not_touch(axes: Axes) -> None:
-    plotting.draw_plan(axes, SCORES, [0, 1], PLAN, names=["0\nthe others", "1\nthe 2 largest"])
+@pytest.mark.parametrize(("n", "m"), [(1, 1), (12, 1), (12, 2), (40, 3), (300, 20)])
+def test_plans_of_any_size_have_readable_labels(n: int, m: int) -> None:
+    axes = plotting.new_figure().axes[0]
+    scores = torch.randn(n, generator=torch.Generator().manual_seed(0))
+    plotting.draw_plan(axes, scores, range(m), torch.ones(n, m))
     axes.figure.draw_without_rendering()
     boxes = [text.get_window_extent() for text in axes.texts]
     assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
-    frame = axes.figure.bbox
-    assert all(frame.contains(b.x0, b.y0) and frame.contains(b.x1, b.y1) for b in boxes)
+    # Those of the anchors are below their discs, and all are on the page.
+    radius = axes.collections[-1].get_sizes().max() ** 0.5 / 2 * axes.figure.dpi / 72
+    edge = axes.transData.transform((0, 0))[1] - radius
+    assert all(box.y1 < edge for box in boxes[-m:])
+    page = axes.figure.bbox
+    assert all(page.contains(box.x0, box.y0) and page.contains(box.x1, box.y1) for box in boxes)
+
+
+def test_names_of_anchors_are_below_them(axes: Axes) -> None:
+    plotting.draw_plan(axes, SCORES, [0, 1], PLAN, names=["$the others", "two\nlines"])
+    assert texts(axes)[-2:] == ["$the others", "two\nlines"]
+    axes.figure.draw_without_rendering()  # a dollar sign is one
+
+
+def test_rounding_below_zero_is_zero(axes: Axes) -> None:
+    plotting.draw_plan_map(axes, PLAN - torch.tensor([[0.0, 1e-9]]))
+    assert axes.collections[0].get_array().min() == 0.0
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_maps_in_shared_axes_point_downwards(share: bool) -> None:
+    figure = Figure()
+    both = figure.subplots(1, 2, sharey=share)
+    for axes in both:
+        plotting.draw_plan_map(axes, PLAN)
+        plotting.draw_plan_map(axes, PLAN)
+    assert all(axes.get_ylim() == (2, 0) for axes in both)
 
 
 def test_the_map_of_a_plan_has_an_anchor_in_each_row(axes: Axes) -> None:
@@ -270,23 +412,53 @@ def test_the_map_of_a_plan_has_an_anchor_in_each_row(axes: Axes) -> None:
 
 def test_groups_have_colours_and_markers_of_their_own(axes: Axes) -> None:
     groups = torch.tensor([0, 2, 0, 1])
-    plotting.draw_selection(axes, SCORES, ONES, groups=groups)
+    selected = torch.tensor([0.1, 0.2, 0.3, 0.4])
+    plotting.draw_selection(axes, SCORES, selected, groups=groups, names=["a", "b", "c"])
     for number, points in enumerate(axes.collections):
         assert to_hex(points.get_facecolor()[0]).upper() == style.COLOURS[number]
-        np.testing.assert_allclose(points.get_offsets()[:, 0], SCORES[groups == number])
-    assert len({points.get_paths()[0].vertices.shape for points in axes.collections}) > 1
+        shown = torch.stack([SCORES, selected], -1)[groups == number]
+        np.testing.assert_allclose(points.get_offsets(), shown)
+    shapes = {points.get_paths()[0].vertices.tobytes() for points in axes.collections}
+    assert len(shapes) == 3
+    assert axes.get_legend_handles_labels()[1] == ["a", "b", "c"]
+    low, high = axes.get_ylim()
+    assert -0.2 < low < 0
+    assert 1 < high < 1.2
+
+
+def test_what_is_above_one_is_seen(axes: Axes) -> None:
+    """NeuralSort's A, for example."""
+    plotting.draw_selection(axes, SCORES, [0.0, -0.5, 1.5, 1.0])
+    low, high = axes.get_ylim()
+    assert low < -0.5
+    assert high > 1.5
 
 
 def test_arrows_are_in_proportion_to_the_gradient(axes: Axes) -> None:
     scores, slope = torch.arange(4.0), torch.tensor([-2.0, 1.0, 0.0, 1.0])
-    plotting.draw_gradient(axes, scores, ONES / 2, slope, groups=scores < 1)
-    arrows = axes.collections[0]
-    np.testing.assert_allclose(arrows.U / arrows.U[1], slope, atol=1e-12)
+    selected = torch.tensor([0.9, 0.8, 0.2, 0.1])
+    plotting.draw_gradient(axes, scores, selected, slope, groups=scores < 1)
+    arrows, *points = axes.collections
+    # The longest is a fifth of the range of the scores, 0 to 3, and points to the left.
+    np.testing.assert_allclose(arrows.U, 0.19 * 3 * slope / 2, atol=1e-12)
     assert not arrows.V.any()
-    assert [to_hex(c).upper() for c in arrows.get_facecolor()[:2]] == [style.VERMILION, style.BLUE]
+    assert (arrows.angles, arrows.scale_units, arrows.scale) == ("xy", "xy", 1.0)
+    np.testing.assert_allclose(arrows.get_offsets(), torch.stack([scores, selected], -1))
+    found = np.concatenate([part.get_offsets() for part in points])
+    np.testing.assert_allclose(sorted(found[:, 1]), sorted(selected))
+    colours = [to_hex(colour).upper() for colour in arrows.get_facecolor()]
+    assert colours == [style.VERMILION, *[style.BLUE] * 3]
     low, high = axes.get_xlim()
-    assert low < (scores + torch.from_numpy(arrows.U)).min()
-    assert high > (scores + torch.from_numpy(arrows.U)).max()
+    assert low < -0.57
+    assert high > 3.285
+
+
+def test_arrows_leave_room_for_what_was_there(axes: Axes) -> None:
+    axes.plot([-50, 50], [0, 1])
+    plotting.draw_gradient(axes, SCORES, ONES, ONES)
+    low, high = axes.get_xlim()
+    assert low < -50
+    assert high > 50
 
 
 def test_no_gradient_no_arrows(axes: Axes) -> None:
@@ -298,6 +470,21 @@ def test_no_gradient_no_arrows(axes: Axes) -> None:
 def test_one_score_can_be_drawn(axes: Axes) -> None:
     plotting.draw_gradient(axes, [1.0], [0.5], [2.0])
     axes.figure.draw_without_rendering()
+    assert axes.collections[0].U > 0
+
+
+def test_the_smallest_of_gradients_has_a_direction(axes: Axes) -> None:
+    slope = 1e-310 * torch.tensor([-1.0, 1.0, 0.5, 0.0], dtype=torch.float64)
+    plotting.draw_gradient(axes, SCORES, ONES, slope)
+    assert np.sign(axes.collections[0].U).tolist() == [-1.0, 1.0, 1.0, 0.0]
+
+
+def test_lines_of_one_point_are_seen() -> None:
+    figure = plotting.new_figure(columns=2)
+    plotting.draw_indicator(figure.axes[0], [0.0], [[0.2, 0.8]])
+    plotting.draw_bias(figure.axes[1], [1.0], [0.1], [0.5])
+    for axes in figure.axes:
+        assert all(line.get_marker() == "o" for line in axes.lines)
 
 
 def test_a_hard_indicator_is_not_joined_at_its_jump(axes: Axes) -> None:
@@ -309,19 +496,21 @@ def test_a_hard_indicator_is_not_joined_at_its_jump(axes: Axes) -> None:
         np.testing.assert_array_equal(y, [before, before, np.nan, after, after])
 
 
-def test_the_bias_is_drawn_below_its_bound(axes: Axes) -> None:
+def test_the_bias_and_its_bound(axes: Axes) -> None:
     plotting.draw_bias(axes, [0.1, 1.0], [0.0, 0.1], [0.5, 5.0])
-    lines = {line.get_label(): line.get_ydata() for line in axes.lines}
-    assert (lines["bias"] < lines["bound"]).all()
-    assert (lines["bias"] > 0).all()  # zero has no place on the axis
+    lines = {line.get_label(): line.get_ydata().tolist() for line in axes.lines}
+    assert lines["bound"] == [0.5, 5.0]
+    np.testing.assert_array_equal(lines["bias"], [np.nan, 0.1])  # zero has no place on the axis
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+    (excluded,) = axes.collections
+    assert excluded.get_paths()[0].vertices[:, 1].min() == 0.5
 
 
 def test_curves_of_a_temperature_share_the_colour_and_those_of_a_solver_the_line(
     axes: Axes,
 ) -> None:
     curves = [
-        plotting.Convergence(solver, eps, [1, 2], [1.0, 0.1])
+        plotting.Convergence(solver, eps, [1, 2], [0.1, 0.0])
         for solver in ("fast", "slow")
         for eps in (0.1, 1e-5)
     ]
@@ -336,19 +525,60 @@ def test_curves_of_a_temperature_share_the_colour_and_those_of_a_solver_the_line
         "slow, eps = 0.1": (style.BLUE, "o", "--"),
         "slow, eps = 1e-5": (style.VERMILION, "D", "--"),
     }
+    for line in axes.lines:
+        assert line.get_xdata().tolist() == [1, 2]
+        np.testing.assert_array_equal(line.get_ydata(), [0.1, np.nan])
+        filled = line.get_markerfacecolor() == line.get_color()
+        assert filled == line.get_label().startswith("fast")
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+
+
+def test_one_curve_need_not_be_in_a_list(axes: Axes) -> None:
+    plotting.draw_convergence(axes, plotting.Convergence("x", 1.0, [1, 2], [0.5, 0.1]))
+    assert axes.lines[0].get_ydata().tolist() == [0.5, 0.1]
 
 
 def test_a_query_is_joined_to_its_neighbours(axes: Axes) -> None:
-    points = torch.tensor([[0.0, 1.0], [2.0, 0.0]])
-    plotting.draw_neighbours(axes, points, [1.0, 1.0], [1.0, 0.25], [0, 1])
-    widths = [line.get_linewidth() for line in axes.lines]
+    points = torch.tensor([[0.0, 1.0], [2.0, 0.0], [5.0, 5.0]])
+    query = [1.0, 3.0]
+    plotting.draw_neighbours(axes, points, query, [1.0, 0.25, 0.0], [0, 1, 1], names=["a", "b"])
+    lines, first, second, star = axes.collections
+    ends = [segment.tolist() for segment in lines.get_segments()]
+    assert ends == [[query, point] for point in points[:2].tolist()]  # and none for a share of zero
+    widths = lines.get_linewidths()
     assert widths[1] == pytest.approx(widths[0] / 4)
-    for line, (x, y) in zip(axes.lines, points.tolist(), strict=True):
-        assert [list(values) for values in line.get_data()] == [[1.0, x], [1.0, y]]
+    assert lines.get_alpha().tolist() == [1.0, 0.25]
+    np.testing.assert_array_equal(first.get_offsets(), points[:1])
+    np.testing.assert_array_equal(second.get_offsets(), points[1:])
+    np.testing.assert_array_equal(star.get_offsets(), [query])
+    assert axes.get_legend_handles_labels()[1] == ["a", "b"]
 
 
 def test_votes_are_bars(axes: Axes) -> None:
     plotting.draw_votes(axes, [0.25, 0.75], names=["a", "b"])
     assert [bar.get_height() for bar in axes.patches] == [0.25, 0.75]
+    colours = [to_hex(bar.get_facecolor()).upper() for bar in axes.patches]
+    assert colours == [style.BLUE, style.VERMILION]
     assert texts(axes) == ["0.25", "0.75"]
     assert [label.get_text() for label in axes.get_xticklabels()] == ["a", "b"]
+
+
+def test_attention(axes: Axes) -> None:
+    weights = torch.tensor([[0.1, 0.2, 0.7], [0.5, 0.5, 0.0]])
+    image = plotting.draw_attention(axes, weights, ["$a", "b", "c"], ["x", "y"])
+    np.testing.assert_allclose(image.get_array(), weights)
+    assert image.get_clim() == (0.0, 1.0)
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["$a", "b", "c"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["x", "y"]
+    axes.figure.draw_without_rendering()
+
+
+def test_a_dark_background_hides_nothing() -> None:
+    with plt.style.context("dark_background"):
+        figure = plotting.new_figure(columns=2)
+        left, right = figure.axes
+        plotting.draw_plan(left, SCORES, [0, 1], PLAN)
+        plotting.draw_neighbours(right, PLAN, [0.0, 0.0], ONES, [0] * 4)
+    assert to_hex(left.collections[-1].get_edgecolor()[0]) == "#ffffff"
+    assert to_hex(left.collections[-2].get_facecolor()[0]) == "#000000"
+    assert to_hex(right.collections[-1].get_facecolor()[0]) == "#ffffff"

@@ -24,7 +24,9 @@ def save_figure(figure: Figure, path: Path) -> Path:
     """Write a picture all at once, in the format that the path's suffix names; return the path."""
     from matplotlib import rc_context
 
-    kind = path.suffix[1:]
+    kind = path.suffix[1:].lower()
+    if kind not in FORMATS:
+        raise ValueError(f"{path}: give a file that ends in {', '.join(f'.{k}' for k in FORMATS)}")
     # The names of parts of an SVG are random otherwise.
     with replacing(path) as draft, rc_context({"svg.hashsalt": "softtopk"}):
         figure.savefig(draft, format=kind, dpi=style.DPI, metadata=FORMATS[kind])

@@ -13,14 +13,9 @@ need the extra ``plot``. ``softtopk figures`` draws the figures of the paper wit
 from . import style
 from ._accuracy import Convergence, draw_bias, draw_convergence
 from ._attention import draw_attention
+from ._neighbours import draw_neighbours, draw_votes
 from ._plan import draw_plan, draw_plan_map
-from ._selection import (
-    draw_gradient,
-    draw_indicator,
-    draw_neighbours,
-    draw_selection,
-    draw_votes,
-)
+from ._selection import draw_gradient, draw_indicator, draw_selection
 from .style import legend_beside, new_figure, tidy
 
 __all__ = [

@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 if TYPE_CHECKING:
     import numpy as np
 
     Array = np.ndarray[Any, np.dtype[Any]]
+
+ROUNDING = 1e-6  # relative: by how much float32 may miss a bound
 
 
 def numbers(name: str, values: Any, *shape: int | str) -> Array:
@@ -18,25 +21,41 @@ def numbers(name: str, values: Any, *shape: int | str) -> Array:
 
     A size is a number, or a letter for any number of at least one.
     """
-    tensor = torch.as_tensor(values).detach().to("cpu", torch.float64)
-    _check_shape(name, tuple(tensor.shape), shape)
-    if not bool(tensor.isfinite().all()):
-        found = tensor[~tensor.isfinite()][0].item()
-        raise ValueError(f"{name} must be finite to be drawn, found {found}")
-    return tensor.numpy()
+    import numpy as np
+
+    array = _array(name, values)
+    if values is None or array.dtype.kind not in "biufO":
+        raise TypeError(f"{name} must be real numbers, got {_describe(values, array)}")
+    try:
+        array = array.astype(np.float64)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{name} must be real numbers, got {_describe(values, array)}") from error
+    _check_shape(name, array.shape, shape)
+    finite = np.isfinite(array)
+    if not finite.all():
+        raise ValueError(f"{name} must be finite to be drawn, found {array[~finite][0]}")
+    return array
+
+
+def amounts(name: str, values: Any, *shape: int | str) -> Array:
+    """The same, not negative; rounding below zero is zero."""
+    array = numbers(name, values, *shape)
+    if array.min() < -ROUNDING * abs(array).max():
+        raise ValueError(f"{name} must not be negative, found {array.min():g}")
+    return array.clip(0.0)
 
 
 def groups_of(name: str, values: Any, n: int) -> Array:
     """``values`` as n numbers of groups, from 0; None for a single group."""
-    if values is None:
-        return torch.zeros(n, dtype=torch.int64).numpy()
-    tensor = torch.as_tensor(values).cpu()
-    if tensor.is_floating_point() or tensor.is_complex():
-        raise TypeError(f"{name} must be boolean or integers, got {tensor.dtype}")
-    _check_shape(name, tuple(tensor.shape), (n,))
-    if int(tensor.min()) < 0:
-        raise ValueError(f"{name} must not be negative, found {int(tensor.min())}")
-    return tensor.to(torch.int64).numpy()
+    import numpy as np
+
+    array = np.zeros(n, bool) if values is None else _array(name, values)
+    if array.dtype.kind not in "biu":
+        raise TypeError(f"{name} must be boolean or integers, got {_describe(values, array)}")
+    _check_shape(name, array.shape, (n,))
+    if array.min() < 0:
+        raise ValueError(f"{name} must not be negative, found {array.min()}")
+    return array.astype(np.int64)
 
 
 def names_of(names: Sequence[str] | None, default: Sequence[str], what: str) -> list[str]:
@@ -48,6 +67,30 @@ def names_of(names: Sequence[str] | None, default: Sequence[str], what: str) -> 
             f"names must be a list with one for each of {len(default)} {what}, got {names!r}"
         )
     return list(names)
+
+
+def _array(name: str, values: Any) -> Array:
+    import numpy as np
+
+    if isinstance(values, Tensor):
+        dense = values.detach().to_dense().cpu()
+        # numpy knows neither bfloat16 nor the smaller ones.
+        return (dense.to(torch.float64) if dense.is_floating_point() else dense).numpy()
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError, RuntimeError) as error:  # ragged, or tensors with a gradient
+        found = f"got {type(values).__name__} ({error})"
+        raise TypeError(f"{name} must be a tensor, an array or a list, {found}") from error
+    if np.ma.isMaskedArray(values) and np.ma.getmaskarray(values).any():
+        raise ValueError(f"{name} must have no masked entries, leave them out")
+    return array
+
+
+def _describe(values: Any, array: Array) -> str:
+    if values is None or isinstance(values, str):
+        return repr(values)
+    kind = "" if array.dtype.kind == "O" else f" of {array.dtype}"
+    return f"{type(values).__name__}{kind}"
 
 
 def _check_shape(name: str, found: tuple[int, ...], wanted: tuple[int | str, ...]) -> None:

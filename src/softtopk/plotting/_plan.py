@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ._data import names_of, numbers
-from .style import COLOURS, MASS, SMALL, bare
+from ._data import amounts, names_of, numbers
+from .style import COLOURS, MASS, SMALL, bare, ink_of, paper_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -14,9 +15,10 @@ if TYPE_CHECKING:
 
     from ._data import Array
 
-WIDEST = 7.0  # points: the line of an element whose mass goes to one anchor
+WIDEST = 7.0  # points: the line of a score whose mass goes to one anchor
 THINNEST = 0.01  # of that mass: what is less is not drawn, its line could hardly be seen
-DISC = 15.0  # points: the diameter of a score
+DISC, LARGEST_DISC = 15.0, 45.0  # points: the diameter of a score's, and of an anchor's at most
+UPRIGHT, LABELS = 10, 40  # so many scores have upright labels, and so many have one
 
 
 def draw_plan(
@@ -30,53 +32,55 @@ def draw_plan(
     """Draw a plan as lines from the scores, above in the order given, to the anchors below.
 
     The width of a line is its mass; one of less than a hundredth of a score's mass is left out. An
-    anchor, with all that goes there, has a colour of its own; the area of its disc is its mass.
+    anchor, with all that goes there, has a colour of its own; the area of its disc is its mass. For
+    some dozens of scores; `draw_plan_map` shows more.
 
     Args:
         axes: Where to draw.
         scores: (n,).
         anchors: (m,).
-        plan: (n, m), not negative.
+        plan: (n, m), not negative. That of a selection A (n,) is ``stack([A, 1 - A], -1) / n``.
         names: What to write below the anchors, by default their values.
     """
     x, y = numbers("scores", scores, "n"), numbers("anchors", anchors, "m")
     mass = _masses(plan, x.size, y.size)
     names = names_of(names, [f"{value:g}" for value in y], "anchors")
-    # Anchors have their places under the scores, the first and the last further inside.
     above = [float(i) for i in range(x.size)]
+    # Anchors have their places under the scores, the first and the last further inside.
     below = [(j + 0.5) * x.size / y.size - 0.5 for j in range(y.size)]
-    whole = mass.sum(1).max()
-    for i, left in enumerate(above):
-        for j, right in enumerate(below):
-            if (share := mass[i, j] / whole) >= THINNEST:
-                axes.plot(
-                    [left, right],
-                    [1.0, 0.0],
-                    color=COLOURS[j % len(COLOURS)],
-                    lw=WIDEST * share,
-                    solid_capstyle="butt",
-                    alpha=0.75,
-                    zorder=1,
-                )
-    area = DISC**2
-    axes.scatter(above, [1.0] * x.size, s=area, c="white", ec="black", lw=1, zorder=2)
-    areas = area * (mass.sum(0) / whole).clip(0.3)  # never too small to be seen
+    shares = mass / mass.sum(1).max()
+    crowding = min(1.0, 2 * UPRIGHT / x.size)
+    for j in shares.sum(0).argsort()[::-1]:  # so that the few lie above the many
+        visible = shares[:, j] * (shares[:, j] >= THINNEST)
+        widths = crowding * WIDEST * visible
+        _draw_lines(axes, above, below[j], widths, COLOURS[j % len(COLOURS)])
+    disc = crowding * DISC
+    wide = _diameters(shares.sum(0), disc)
     colours = [COLOURS[j % len(COLOURS)] for j in range(y.size)]
-    axes.scatter(below, [0.0] * y.size, s=areas, c=colours, ec="black", lw=1, zorder=2)
-    for place, value in zip(above, x, strict=True):
-        axes.annotate(f"{value:g}", (place, 1.0), (0, 12), **_beside("bottom"))
+    edge = {"ec": ink_of(axes), "lw": 1, "marker": "o", "zorder": 2}
+    axes.scatter(above, [1.0] * x.size, s=disc**2, color=paper_of(axes), **edge)
+    axes.scatter(below, [0.0] * y.size, s=wide**2, color=colours, **edge)
+
+    upright = x.size <= UPRIGHT
+    for i in range(0, x.size, math.ceil(x.size / LABELS)):
+        at = (above[i], 1.0), (0.0, disc / 2 + 4)
+        axes.annotate(f"{x[i]:.3g}", *at, rotation=0 if upright else 90, **_beside("bottom"))
     for place, name in zip(below, names, strict=True):
-        axes.annotate(name, (place, 0.0), (0, -22), **_beside("top"))
+        at = (place, 0.0), (0.0, -wide.max() / 2 - 3)
+        axes.annotate(name, *at, parse_math=False, **_beside("top"))
     bare(axes)
-    axes.set(xticks=[], yticks=[], xlim=(-0.6, x.size - 0.4), ylim=(-0.55, 1.3))
+    axes.set(xticks=[], yticks=[], xlim=(-0.6, x.size - 0.4))
+    axes.set_ylim(-0.55, 1.3 if upright else 1.45)
 
 
-def draw_plan_map(axes: Axes, plan: Any, *, anchors: Any = None, most: float | None = None) -> Any:
+def draw_plan_map(
+    axes: Axes, plan: Any, *, anchors: Any = None, most: float | None = None
+) -> QuadMesh:
     """Draw a plan as colours: the scores from left to right in the order given, an anchor a row.
 
     Args:
         axes: Where to draw.
-        plan: (n, m), not negative.
+        plan: (n, m), not negative. That of a selection A (n,) is ``stack([A, 1 - A], -1) / n``.
         anchors: (m,) to write beside the rows.
         most: The mass of the darkest colour, by default the largest there is.
 
@@ -88,24 +92,50 @@ def draw_plan_map(axes: Axes, plan: Any, *, anchors: Any = None, most: float | N
     labels = [""] * m
     if anchors is not None:
         labels = [f"{value:g}" for value in numbers("anchors", anchors, m)]
-    image: QuadMesh = axes.pcolormesh(mass.T, cmap=MASS, vmin=0.0, vmax=most or mass.max())
+    if most is None:
+        most = float(mass.max())
+    elif not 0 < most < math.inf:
+        raise ValueError(f"most must be positive and finite, got {most}")
+    image = axes.pcolormesh(mass.T, cmap=MASS, vmin=0.0, vmax=most)
     bare(axes)
-    axes.invert_yaxis()
-    axes.axhline(0, color="black", lw=0.5, clip_on=False)  # pale cells would have no edge
-    axes.axhline(m, color="black", lw=0.5, clip_on=False)
+    for edge in (0, m):  # pale cells would have none
+        axes.axhline(edge, color=ink_of(axes), lw=0.5, clip_on=False)
     axes.set_xticks([])
     axes.set_yticks([j + 0.5 for j in range(m)], labels, fontsize=SMALL)
-    axes.set_xlim(0, n)
+    axes.set(xlim=(0, n), ylim=(m, 0))  # downwards
     return image
 
 
 def _masses(plan: Any, *shape: int | str) -> Array:
-    mass = numbers("plan", plan, *shape)
-    if mass.min() < 0:
-        raise ValueError(f"plan must not be negative, found {mass.min():g}")
+    mass = amounts("plan", plan, *shape)
     if not mass.any():
         raise ValueError("plan must have some mass, all of it is zero")
     return mass
+
+
+def _draw_lines(
+    axes: Axes, above: Sequence[float], below: float, widths: Array, colour: str
+) -> None:
+    """The lines to one anchor, of the widths (n,) in points."""
+    from matplotlib.collections import LineCollection
+
+    drawn = [i for i, width in enumerate(widths) if width > 0]
+    lines = LineCollection(
+        [[(above[i], 1.0), (below, 0.0)] for i in drawn],
+        linewidths=[widths[i] for i in drawn],
+        colors=colour,
+        alpha=0.75,
+        zorder=1,
+        capstyle="butt",
+    )
+    axes.add_collection(lines)
+
+
+def _diameters(masses: Array, disc: float) -> Array:
+    """Of anchors, in points: in the area a mass of one is a score's disc, if there is room."""
+    wide = disc * masses**0.5
+    shrunk = wide * min(1.0, LARGEST_DISC / wide.max())
+    return shrunk.clip(disc / 2)  # never too small to be seen
 
 
 def _beside(side: str) -> dict[str, Any]:

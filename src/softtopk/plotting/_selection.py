@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ._data import groups_of, names_of, numbers
-from .style import COLOURS, GREY, LINES, MARKERS, SMALL, tidy
+from .style import COLOURS, LINES, MARKERS, tidy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from ._data import Array
 
-RANGE = (-0.06, 1.06)  # of an indicator, with room for its points
 LONGEST = 0.19  # of the arrows, relative to the range of the scores
 
 
@@ -31,11 +30,13 @@ def draw_indicator(
         axes: Where to draw.
         moving: (m,), the values that it takes, in ascending order.
         selected: (m, n), the indicator of all scores for each of them.
-        names: Of the n lines, by default A_1, A_2, ...
+        names: Of the n lines in a legend, by default A_1, A_2, ...
         hard: Do not join what is more than a half apart: the jumps of a hard selection.
     """
     x = numbers("moving", moving, "m")
     a = numbers("selected", selected, x.size, "n")
+    if (x[1:] <= x[:-1]).any():
+        raise ValueError("moving must be in ascending order; sort it, and selected with it")
     n = a.shape[1]
     names = names_of(names, [f"$A_{{{i + 1}}}$" for i in range(n)], "scores")
     for i, name in enumerate(names):
@@ -43,14 +44,21 @@ def draw_indicator(
             *(_broken_at_jumps(x, a[:, i]) if hard else (x, a[:, i])),
             color=COLOURS[i % len(COLOURS)],
             linestyle=LINES[i % len(LINES)],
+            marker="" if x.size > 1 else "o",  # a line of one point is not seen
             lw=2,
             label=name,
         )
-    tidy(axes)
-    axes.set_ylim(RANGE)
+    _finish(axes, a)
 
 
-def draw_selection(axes: Axes, scores: Any, selected: Any, *, groups: Any = None) -> None:
+def draw_selection(
+    axes: Axes,
+    scores: Any,
+    selected: Any,
+    *,
+    groups: Any = None,
+    names: Sequence[str] | None = None,
+) -> None:
     """Draw A against the score.
 
     Args:
@@ -58,16 +66,23 @@ def draw_selection(axes: Axes, scores: Any, selected: Any, *, groups: Any = None
         scores: (n,).
         selected: (n,).
         groups: (n,), boolean or integers from 0: each has a colour and a marker of its own.
+        names: Of the groups, for a legend.
     """
     x = numbers("scores", scores, "n")
     a = numbers("selected", selected, x.size)
-    _scatter(axes, x, a, groups_of("groups", groups, x.size), size=14)
-    tidy(axes)
-    axes.set_ylim(RANGE)
+    group, names = _groups(groups, names, x.size)
+    scatter_groups(axes, x, a, group, size=14, names=names)
+    _finish(axes, a)
 
 
 def draw_gradient(
-    axes: Axes, scores: Any, selected: Any, gradient: Any, *, groups: Any = None
+    axes: Axes,
+    scores: Any,
+    selected: Any,
+    gradient: Any,
+    *,
+    groups: Any = None,
+    names: Sequence[str] | None = None,
 ) -> None:
     """Draw A against the score, with an arrow along which the gradient moves each score.
 
@@ -79,18 +94,18 @@ def draw_gradient(
         selected: (n,).
         gradient: (n,), of what is to grow.
         groups: (n,), boolean or integers from 0: each has a colour and a marker of its own.
+        names: Of the groups, for a legend.
     """
     x = numbers("scores", scores, "n")
     a, slope = numbers("selected", selected, x.size), numbers("gradient", gradient, x.size)
-    group = groups_of("groups", groups, x.size)
+    group, names = _groups(groups, names, x.size)
     width = (x.max() - x.min()) or 1.0
-    largest = abs(slope).max()
-    scale = LONGEST * width / largest if largest > 0 else 0.0
+    arrows = LONGEST * width * (slope / (abs(slope).max() or 1.0))
     axes.quiver(
         x,
         a,
-        scale * slope,
-        0.0 * slope,
+        arrows,
+        0.0 * arrows,
         color=[COLOURS[number % len(COLOURS)] for number in group],
         angles="xy",
         scale_units="xy",
@@ -99,54 +114,40 @@ def draw_gradient(
         width=0.025,
         zorder=2,
     )
-    _scatter(axes, x, a, group, size=26)
+    scatter_groups(axes, x, a, group, size=26, names=names)
     tidy(axes)
-    # Arrows are not part of the data that axes make room for.
-    ends = x + scale * slope
-    margin = 0.04 * width
-    axes.set_xlim(min(x.min(), ends.min()) - margin, max(x.max(), ends.max()) + margin)
+    # Of an arrow, axes make room for the foot only.
+    axes.update_datalim([(end, height) for end, height in zip(x + arrows, a, strict=True)])
+    axes.autoscale_view()
 
 
-def draw_neighbours(axes: Axes, points: Any, query: Any, selected: Any, labels: Any) -> None:
-    """Draw points in the plane, a colour and a marker for each label, and which of them a query
-    selects: with a line, the wider and darker the larger A is.
+def scatter_groups(
+    axes: Axes,
+    x: Array,
+    y: Array,
+    group: Array,
+    size: float,
+    names: Sequence[str] | None = None,
+) -> None:
+    """Points, with a colour and a marker for each group, by name for a legend."""
+    for number in sorted(set(group.tolist())):
+        axes.scatter(
+            x[group == number],
+            y[group == number],
+            s=size,
+            color=COLOURS[number % len(COLOURS)],
+            marker=MARKERS[number % len(MARKERS)],
+            lw=0,
+            zorder=3,
+            label=names[number] if names else None,
+        )
 
-    Args:
-        axes: Where to draw.
-        points: (n, 2).
-        query: (2,), drawn as a star.
-        selected: (n,), from 0 to 1.
-        labels: (n,), integers from 0.
-    """
-    x, y = numbers("points", points, "n", 2).T
-    centre = numbers("query", query, 2)
-    a = numbers("selected", selected, x.size).clip(0.0, 1.0)
-    for right, up, share in zip(x, y, a, strict=True):
-        ends = [centre[0], right], [centre[1], up]
-        axes.plot(*ends, color=GREY, lw=2.5 * share, alpha=share, zorder=1)
-    _scatter(axes, x, y, groups_of("labels", labels, x.size), size=26)
-    axes.scatter(centre[:1], centre[1:], s=140, c="black", marker="*", zorder=4)
-    tidy(axes)
-    axes.set_aspect("equal", adjustable="datalim")
 
-
-def draw_votes(axes: Axes, votes: Any, *, names: Sequence[str] | None = None) -> None:
-    """Draw the share of each class in a vote, in its colour.
-
-    Args:
-        axes: Where to draw.
-        votes: (classes,), from 0 to 1.
-        names: Of the classes, by default their numbers.
-    """
-    shares = numbers("votes", votes, "classes")
-    names = names_of(names, [str(i) for i in range(shares.size)], "classes")
-    colours = [COLOURS[i % len(COLOURS)] for i in range(shares.size)]
-    axes.bar(range(shares.size), shares, color=colours, width=0.6)
-    for i, share in enumerate(shares):
-        axes.text(i, share + 0.02, f"{share:.2f}", ha="center", va="bottom", fontsize=SMALL)
-    tidy(axes)
-    axes.set_xticks(range(shares.size), names)
-    axes.set_ylim(0.0, max(1.0, shares.max()) + 0.08)
+def _groups(groups: Any, names: Sequence[str] | None, n: int) -> tuple[Array, Sequence[str] | None]:
+    group = groups_of("groups", groups, n)
+    if names is not None:
+        names = names_of(names, [""] * (group.max() + 1), "groups")
+    return group, names
 
 
 def _broken_at_jumps(x: Array, y: Array) -> tuple[Array, Array]:
@@ -157,14 +158,7 @@ def _broken_at_jumps(x: Array, y: Array) -> tuple[Array, Array]:
     return np.insert(x, jumps, np.nan), np.insert(y, jumps, np.nan)
 
 
-def _scatter(axes: Axes, x: Array, y: Array, group: Array, size: float) -> None:
-    for number in sorted(set(group.tolist())):
-        axes.scatter(
-            x[group == number],
-            y[group == number],
-            s=size,
-            c=COLOURS[number % len(COLOURS)],
-            marker=MARKERS[number % len(MARKERS)],
-            lw=0,
-            zorder=3,
-        )
+def _finish(axes: Axes, a: Array) -> None:
+    tidy(axes)
+    # From 0 to 1, with room for the points; relaxations of others can leave that range.
+    axes.set_ylim(min(0.0, a.min()) - 0.06, max(1.0, a.max()) + 0.06)

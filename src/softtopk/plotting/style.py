@@ -1,15 +1,17 @@
 """One look for every picture: sizes, colours, and what is left out.
 
-matplotlib is optional and imported when a picture is drawn. Nothing here changes its settings, so
-that pictures of other packages in the same process stay as they are.
+matplotlib is optional and imported when a picture is drawn. Its settings are left alone, so that
+pictures of other packages in the same process stay as they are; `standard_look` changes them for a
+while.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,14 +25,14 @@ DPI = 200
 TITLE, TEXT, SMALL = 11, 10, 9
 """Points: the line above a figure, that above one of its axes, and what stands beside lines."""
 
-# By Okabe and Ito: they stay apart under every kind of colour blindness.
+# By Okabe and Ito, who chose them to stay apart under colour blindness.
 BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 ORANGE, SKY, BLACK = "#E69F00", "#56B4E9", "#000000"
 COLOURS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK)
 LINES = ("-", "--", "-.", ":")
 MARKERS = "oD^sPv"
 
-# Tol's muted scheme, made with the same purpose, for where there are more than seven.
+# For more than seven: Tol's muted scheme, made with the same purpose, a brown and greys.
 INDIGO, SAND, FOREST, ROSE, CYAN = "#332288", "#DDCC77", "#117733", "#CC6677", "#88CCEE"
 WINE, TEAL, OLIVE, MAGENTA, BROWN = "#882255", "#44AA99", "#999933", "#AA4499", "#661100"
 LIGHT_GREY, GREY, DARK_GREY = "#999999", "#777777", "#666666"
@@ -49,7 +51,7 @@ class LineStyle(NamedTuple):
 
 
 def new_figure(
-    columns: int = 1, rows: int = 1, size: tuple[float, float] = (WIDTH, HEIGHT)
+    *, rows: int = 1, columns: int = 1, size: tuple[float, float] = (WIDTH, HEIGHT)
 ) -> Figure:
     """A figure with rows of axes, with neither frame nor heavy grid.
 
@@ -86,6 +88,16 @@ def tidy(axes: Axes) -> None:
     axes.set_axisbelow(True)
 
 
+def ink_of(axes: Axes) -> Any:
+    """The colour that text has there: black, or white on a dark background."""
+    return axes.xaxis.label.get_color()
+
+
+def paper_of(axes: Axes) -> Any:
+    """The colour of the background."""
+    return axes.get_facecolor()
+
+
 def bare(axes: Axes) -> None:
     """Leave out frame, grid and ticks: for what has no scale."""
     axes.spines[:].set_visible(False)
@@ -94,11 +106,17 @@ def bare(axes: Axes) -> None:
 
 
 def legend_beside(axes: Axes, heights: Mapping[str, float] | None = None) -> None:
-    """Name the lines on the right, where it hides nothing, the one of largest height first."""
+    """Name the lines on the right, where it hides nothing, the one of largest height first.
+
+    A figure without a layout gets the constrained one: any other would leave no room there.
+    """
+    figure = axes.figure.figure  # not one of its parts
+    if figure.get_layout_engine() is None:
+        figure.set_layout_engine("constrained")
     handles, labels = axes.get_legend_handles_labels()
     order = list(range(len(labels)))
     if heights is not None:
-        order.sort(key=lambda i: -heights[labels[i]])
+        order.sort(key=lambda i: -heights.get(labels[i], -math.inf))
     axes.legend(
         [handles[i] for i in order],
         [labels[i] for i in order],

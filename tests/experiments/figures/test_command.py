@@ -21,10 +21,12 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
 from softtopk import cli
+from softtopk.experiments._drawing import save_figure
 from softtopk.experiments.errors import UsageError
 from softtopk.experiments.figures import CATALOGUE, _command, _convergence, main
 from softtopk.experiments.figures._exhibit import plain
 from softtopk.experiments.figures._index import write_index
+from softtopk.plotting import new_figure
 
 DOCS = Path(__file__).parents[3] / "docs" / "figures"
 MAGIC = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
@@ -54,7 +56,7 @@ def test_all_figures_with_their_captions_and_numbers(
     out = tmp_path / "new" / "figures"
     assert exit_code("--out", str(out), "--format", "png,svg") == 0
     assert {path.name for path in out.iterdir()} == {"index.md"} | {
-        f"{name}.{kind}" for name in CATALOGUE for kind in ("png", "svg", "md", "json")
+        f"{name}.{kind}" for name in CATALOGUE for kind in ("png", "svg", "caption.md", "json")
     }
     printed = capsys.readouterr().out.splitlines()
     index = (out / "index.md").read_text()
@@ -63,7 +65,7 @@ def test_all_figures_with_their_captions_and_numbers(
             picture = out / f"{name}.{kind}"
             assert picture.read_bytes().startswith(MAGIC[kind])
             assert f"figure: {picture}" in printed
-        caption = (out / f"{name}.md").read_text()
+        caption = (out / f"{name}.caption.md").read_text()
         assert len(caption) > 100
         assert f"## {exhibit.title}" in index
         assert f"![{exhibit.title}]({name}.png)" in index
@@ -77,7 +79,7 @@ def test_all_figures_with_their_captions_and_numbers(
     ("args", "names", "kinds"),
     [
         (("--only", "plan"), {"plan"}, {"png"}),
-        (("--only", "plan,bias", "--only", "plan"), {"plan", "bias"}, {"png"}),
+        (("--only", "Plan,bias,", "--only", "plan"), {"plan", "bias"}, {"png"}),
         (("--only", "plan", "--format", "svg", "--format", "pdf"), {"plan"}, {"svg", "pdf"}),
     ],
 )
@@ -114,7 +116,8 @@ def test_the_same_picture_is_the_same_file(kind: str, tmp_path: Path) -> None:
     ("args", "message"),
     [
         (("--only", "plans"), "--only 'plans': there is none; give indicator, plan, temperatures"),
-        (("--only", "plan,"), "--only '': there is none; give indicator"),
+        (("--only", ""), "--only: give one or more of indicator, plan"),
+        (("--format", ","), "--format: give one or more of png, svg, pdf"),
         (("--format", "jpg"), "--format 'jpg': there is none; give png, svg, pdf"),
     ],
 )
@@ -138,6 +141,34 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
         main(file)
     with pytest.raises(UsageError, match=r"--out .*below: cannot be written \(.*\); give another"):
         main(file / "below", ["plan"])
+    (tmp_path / "out" / "plan.png").mkdir(parents=True)
+    with pytest.raises(UsageError, match=r"cannot be written \(Is a directory: .*plan\.png\)"):
+        main(tmp_path / "out", ["plan"])
+
+
+def test_a_page_of_others_is_not_replaced(tmp_path: Path) -> None:
+    for name in ("index.md", "plan.md"):
+        (tmp_path / name).write_text("# My own")
+    with pytest.raises(UsageError, match=r"its index\.md is not one of this command"):
+        main(tmp_path, ["plan"])
+    assert (tmp_path / "index.md").read_text() == "# My own"
+    (tmp_path / "index.md").unlink()
+    main(tmp_path, ["plan"])
+    assert (tmp_path / "plan.md").read_text() == "# My own"
+
+
+def test_an_error_leaves_the_old_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    main(tmp_path, ["plan"])
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def fail(_: Any) -> Figure:
+        raise RuntimeError("cannot be drawn")
+
+    broken = dataclasses.replace(CATALOGUE["plan"], make=lambda: {"other": 1.0}, draw=fail)
+    monkeypatch.setitem(CATALOGUE, "plan", broken)
+    with pytest.raises(RuntimeError, match="cannot be drawn"):
+        main(tmp_path, ["plan"])
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_no_format_is_an_error(tmp_path: Path) -> None:
@@ -164,9 +195,10 @@ def test_an_interrupt_leaves_what_is_finished(
     broken = dataclasses.replace(CATALOGUE["temperatures"], make=interrupt)
     monkeypatch.setitem(CATALOGUE, "temperatures", broken)
     assert main(tmp_path) == 130
-    assert "interrupted" in capsys.readouterr().out
+    assert f"interrupted; 2 of 8 figures are in {tmp_path}" in capsys.readouterr().out
     assert "(plan.png)" in (tmp_path / "index.md").read_text()
-    assert {path.stem for path in tmp_path.iterdir()} == {"indicator", "plan", "index"}
+    names = {path.name.partition(".")[0] for path in tmp_path.iterdir()}
+    assert names == {"indicator", "plan", "index"}
 
 
 def test_the_help_names_every_figure(
@@ -256,7 +288,7 @@ def test_the_docs_have_the_numbers_of_this_code(name: str) -> None:
     exhibit = CATALOGUE[name]
     data = exhibit.make()
     assert_same(json.loads((DOCS / f"{name}.json").read_text()), plain(data))
-    assert (DOCS / f"{name}.md").read_text().split() == exhibit.caption(data).split()
+    assert (DOCS / f"{name}.caption.md").read_text().split() == exhibit.caption(data).split()
 
 
 def assert_same(old: Any, new: Any) -> None:
@@ -280,6 +312,7 @@ def assert_same(old: Any, new: Any) -> None:
 
 @pytest.mark.slow
 def test_the_docs_have_the_convergence_of_this_code() -> None:
+    """The caption is compared with the numbers of the docs elsewhere."""
     data = _convergence.make()
     old = json.loads((DOCS / "convergence.json").read_text())
     for before, curve in zip(old["curves"], data.curves, strict=True):
@@ -300,3 +333,12 @@ def test_pictures_do_not_depend_on_settings(tmp_path: Path) -> None:
         assert rcParams["font.size"] == 20.0
     usual, odd_one = ((tmp_path / name / "plan.png").read_bytes() for name in ("usual", "odd"))
     assert usual == odd_one
+
+
+def test_the_suffix_names_the_format(tmp_path: Path) -> None:
+    figure = new_figure()
+    assert save_figure(figure, tmp_path / "x.PNG").read_bytes().startswith(MAGIC["png"])
+    for name in ("x.jpg", "x"):
+        with pytest.raises(ValueError, match=rf"{name}: give a file that ends in .png, .svg, .pdf"):
+            save_figure(figure, tmp_path / name)
+    assert [path.name for path in tmp_path.iterdir()] == ["x.PNG"]

@@ -199,7 +199,13 @@ def test_the_exact_solver_is_ahead_of_sinkhorn_at_every_temperature(
         assert len(exact.errors) <= 6
         assert exact.errors[0] < sinkhorn.errors[0]
         assert exact.errors[-1] < 1e-12
+        assert exact.errors[-1] <= exact.errors[0]
         assert all(0 <= error <= 1 for error in sinkhorn.errors)
+    # Newton's method converges quadratically: each step has about twice the digits of the last.
+    one, two, three, *_ = curves["exact solver", 1e-1].errors
+    assert 1e-4 < one < 1e-1
+    assert one**3 < two < one**1.5
+    assert two**3 < three < two**1.5
     # The paper's 200 iterations are enough at its highest temperature only.
     assert curves["Sinkhorn", 1e-1].errors[-1] < 1e-12
     assert curves["Sinkhorn", 1e-1].iterations[-1] < 200  # it stopped by itself, and so the curve

@@ -13,6 +13,7 @@ import torch
 import softtopk
 from softtopk import _environment
 from softtopk.experiments.errors import UsageError, require
+from softtopk.experiments.runs import INTERRUPTED
 
 from ._cases import EPS, cases_of_size, parse_size
 from ._pictures import draw_pictures
@@ -21,8 +22,6 @@ from ._results import Record
 from ._runner import Settings, run, survey
 from ._tables import RichReport, target_table
 from ._targets import TARGET_CASES, TARGET_PEERS, assess
-
-INTERRUPTED = 130  # as a shell reports it
 
 
 def make_settings(preset: str, sizes: Sequence[str], eps: float | None, **given: Any) -> Settings:

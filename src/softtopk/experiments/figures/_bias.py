@@ -64,7 +64,7 @@ def make() -> Sequence[Bias]:
 
 
 def draw(data: Sequence[Bias]) -> Figure:
-    figure = new_figure(len(data), size=(WIDTH, 3.2))
+    figure = new_figure(columns=len(data), size=(WIDTH, 3.4))
     most = 2 * max(part.bound.max().item() for part in data)
     for axes, part in zip(figure.axes, data, strict=True):
         draw_bias(axes, part.eps, part.bias, part.bound)
@@ -72,7 +72,10 @@ def draw(data: Sequence[Bias]) -> Figure:
         axes.set_title(title, fontsize=TEXT)
         axes.set(xlabel="eps", ylim=(SHOWN, most))
     figure.axes[0].set_ylabel("distance to the hard plan")
-    figure.axes[0].legend(loc="lower right", frameon=False, fontsize=SMALL)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=SMALL
+    )
     return figure
 
 
@@ -81,8 +84,8 @@ def caption(data: Sequence[Bias]) -> str:
         "The bias of the regularised plan, which is the Frobenius norm of its difference from the "
         "hard plan, and the bound of Theorem 2, eps (ln n + ln 2) / (n gap), where the gap is that "
         "between the k-th smallest score and the next; the cost is not normalised. The bound holds "
-        "everywhere and is linear in eps; the bias itself vanishes much faster once eps is smaller "
-        "than the gap, and has a limit as eps grows, where the selection becomes uniform."
+        "at every eps and is linear in it; the bias itself vanishes much faster once eps is "
+        "smaller than the gap, and has a limit as eps grows, where the selection becomes uniform."
     )
 
 

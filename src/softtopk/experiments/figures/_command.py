@@ -11,14 +11,13 @@ from typing import Any
 from softtopk.experiments._drawing import FORMATS, save_figure
 from softtopk.experiments._files import replacing
 from softtopk.experiments.errors import UsageError, require
-from softtopk.experiments.runs import Report
+from softtopk.experiments.runs import INTERRUPTED, Report
 from softtopk.plotting.style import standard_look
 
 from ._catalogue import CATALOGUE
 from ._exhibit import Exhibit, plain
-from ._index import NAME, write_index
+from ._index import INDEX, TITLE, caption_file, write_index
 
-INTERRUPTED = 130  # as a shell reports it
 COLUMNS = 100
 
 
@@ -26,50 +25,71 @@ def main(out: Path, only: Sequence[str] = (), formats: Sequence[str] = ("png",))
     """Draw the figures, by default all, into a folder with an index; return the exit code."""
     require("rich", "the command", "cli")
     require("matplotlib", "a picture", "plot")
-    names = _chosen("only", only, list(CATALOGUE)) or list(CATALOGUE)
+    names = _chosen("only", only, list(CATALOGUE)) if only else list(CATALOGUE)
     kinds = _chosen("format", formats, list(FORMATS))
-    if not kinds:
-        raise UsageError(f"--format: give one or more of {', '.join(FORMATS)}")
-    if out.exists() and not out.is_dir():
-        raise UsageError(f"--out {out}: it is a file; give a folder")
+    _check_folder(out)
     report = Report()
+    done = 0
     try:
         for name in names:
             with report.console.status(f"drawing {name}"):  # on a terminal
-                written = write_exhibit(CATALOGUE[name], out, kinds)
+                written = _write(CATALOGUE[name], out, kinds)
             for path in written:
                 report.say(f"figure: {path}")
-            # After each figure, so that an interrupt leaves an index of what there is.
-            _write_text(out / NAME, write_index(out))
+            done += 1
     except KeyboardInterrupt:
-        report.say(f"interrupted; what is finished is in {out}")
+        report.say(f"interrupted; {done} of {len(names)} figures are in {out}")
         return INTERRUPTED
-    except OSError as error:
-        reason = error.strerror or error
-        raise UsageError(f"--out {out}: cannot be written ({reason}); give another") from error
-    report.say(f"index: {out / NAME}")
+    report.say(f"index: {out / INDEX}")
     return 0
 
 
 def write_exhibit(exhibit: Exhibit[Any], out: Path, kinds: Sequence[str]) -> list[Path]:
     """Write the picture in each format, and its caption and numbers beside it."""
     data = exhibit.make()
-    _write_text(out / f"{exhibit.name}.json", json.dumps(plain(data)) + "\n")
+    with standard_look():
+        # Before anything is written: an error leaves the old files, which belong together.
+        figure = exhibit.draw(data)
+        written = [save_figure(figure, out / f"{exhibit.name}.{kind}") for kind in kinds]
     caption = textwrap.fill(
         exhibit.caption(data), COLUMNS, break_long_words=False, break_on_hyphens=False
     )
-    _write_text(out / f"{exhibit.name}.md", caption + "\n")
-    with standard_look():
-        figure = exhibit.draw(data)
-        return [save_figure(figure, out / f"{exhibit.name}.{kind}") for kind in kinds]
+    _write_text(out / caption_file(exhibit.name), caption + "\n")
+    _write_text(out / f"{exhibit.name}.json", json.dumps(plain(data)) + "\n")
+    return written
+
+
+def _write(exhibit: Exhibit[Any], out: Path, kinds: Sequence[str]) -> list[Path]:
+    """The same, and the index of all that there is, so that an interrupt finds it complete."""
+    try:
+        written = write_exhibit(exhibit, out, kinds)
+        _write_text(out / INDEX, write_index(out))
+    except OSError as error:
+        reason = f"{error.strerror or error}: {error.filename2 or error.filename or out}"
+        raise UsageError(f"--out {out}: cannot be written ({reason}); give another") from error
+    return written
+
+
+def _check_folder(out: Path) -> None:
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"--out {out}: it is a file; give a folder")
+    index = out / INDEX
+    if index.is_file() and not index.read_bytes().startswith(TITLE.encode()):
+        raise UsageError(
+            f"--out {out}: its {INDEX} is not one of this command, which would replace it; give "
+            "another folder"
+        )
 
 
 def _chosen(option: str, given: Sequence[str], known: Sequence[str]) -> list[str]:
     """The names in comma-separated lists, each once."""
-    names = list(dict.fromkeys(name.strip() for text in given for name in text.split(",")))
+    parts = (name.strip().lower() for text in given for name in text.split(","))
+    names = list(dict.fromkeys(name for name in parts if name))
     for name in names:
         if name not in known:
             raise UsageError(f"--{option} {name!r}: there is none; give {', '.join(known)}")
+    if not names:
+        raise UsageError(f"--{option}: give one or more of {', '.join(known)}")
     return names
 
 

@@ -55,7 +55,7 @@ def make() -> Gradients:
 
 
 def draw(data: Gradients) -> Figure:
-    figure = new_figure(len(data.pushes), size=(WIDTH, 3.0))
+    figure = new_figure(columns=len(data.pushes), size=(WIDTH, 3.0))
     for axes, push in zip(figure.axes, data.pushes, strict=True):
         inside = torch.zeros(len(data.scores), dtype=torch.bool)
         inside[list(push.members)] = True
@@ -63,6 +63,9 @@ def draw(data: Gradients) -> Figure:
         axes.set_title(f"I = {_set(push.members)}", fontsize=TEXT)
         axes.set(xlabel="score", xticks=range(len(data.scores)), ylim=(0.0, None))
     figure.axes[0].set_ylabel("A")
+    limits = [limit for axes in figure.axes for limit in axes.get_xlim()]
+    for axes in figure.axes:  # so that the panels have one scale
+        axes.set_xlim(min(limits), max(limits))
     return figure
 
 

@@ -46,7 +46,7 @@ def make(points: int = POINTS) -> Indicator:
 
 
 def draw(data: Indicator) -> Figure:
-    figure = new_figure(1 + len(data.soft), size=(WIDTH, 2.8))
+    figure = new_figure(columns=1 + len(data.soft), size=(WIDTH, 2.8))
     hard, *soft = figure.axes
     draw_indicator(hard, data.moving, data.hard, hard=True)
     hard.set_title("hard top-1", fontsize=TEXT)
@@ -66,7 +66,7 @@ def caption(data: Indicator) -> str:
         "Which of two scalars is the larger one? The hard indicator jumps where they are equal, "
         "and its derivative is zero everywhere else. The soft one is smooth, the more so the "
         "larger eps: A_1 = sigmoid((x_1 - x_2) / eps), and A_1 + A_2 = 1. "
-        "`soft_topk([x_1, 0], k=1)`, with `hard=True` on the left."
+        "`soft_topk(torch.tensor([x_1, 0.0]), 1, eps=eps)`, on the left with `hard=True`."
     )
 
 

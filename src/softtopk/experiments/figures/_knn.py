@@ -11,7 +11,7 @@ from torch import Tensor
 from softtopk import soft_topk
 from softtopk.knn import pairwise_distances, soft_vote
 from softtopk.plotting import draw_neighbours, draw_selection, draw_votes, new_figure
-from softtopk.plotting.style import TEXT, WIDTH
+from softtopk.plotting.style import SMALL, TEXT, WIDTH
 
 from ._exhibit import Exhibit
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CENTRES = ((0.0, 0.0), (2.2, 0.3), (0.9, 2.0))
+CLASSES = ("a", "b", "c")
 PER_CLASS = 12
 SPREAD = 0.55
 QUERY = (0.95, 0.75)  # among the three, so that each has a part of the vote
@@ -60,15 +61,15 @@ def make() -> ForwardPass:
 
 
 def draw(data: ForwardPass) -> Figure:
-    figure = new_figure(3, size=(WIDTH, 3.0))
+    figure = new_figure(columns=3, size=(WIDTH, 3.0))
     plane, selection, vote = figure.axes
-    draw_neighbours(plane, data.templates, data.query, data.selected, data.labels)
+    draw_neighbours(plane, data.templates, data.query, data.selected, data.labels, names=CLASSES)
     plane.set_title("features", fontsize=TEXT)
-    plane.set(xticks=[], yticks=[])  # of learned features the axes mean nothing
+    plane.legend(loc="upper left", frameon=False, fontsize=SMALL, handletextpad=0.1)
     draw_selection(selection, data.distances, data.selected, groups=data.labels)
     selection.set_title(f"A, k = {data.k}", fontsize=TEXT)
     selection.set_xlabel("distance to the query")
-    draw_votes(vote, data.votes, names=["a", "b", "c"])
+    draw_votes(vote, data.votes, names=CLASSES)
     vote.set_title("vote", fontsize=TEXT)
     vote.set_xlabel("class")
     return figure
@@ -78,10 +79,10 @@ def caption(data: ForwardPass) -> str:
     return (
         f"The forward pass of a kNN classifier, on made-up features of {len(data.labels)} samples "
         "of three classes. Left: the features; the query is the star, and a line to each sample is "
-        "the wider the more it is selected. Middle: the selection A against the distance. Right: "
-        f"the share of each class among the {data.k} votes; the loss is minus that of the query's "
-        "own class, or minus its logarithm. "
-        f"`softtopk.knn.soft_vote(query, features, labels, {data.k}, eps={data.eps:g})`."
+        "the wider the more it is selected. Middle: A against the distance. Right: the share of "
+        f"each class among the {data.k} votes. In a training, that of the query's own class is to "
+        "grow. In the names of the JSON file, "
+        f"`softtopk.knn.soft_vote(query[None], templates, labels, {data.k}, eps={data.eps:g})`."
     )
 
 

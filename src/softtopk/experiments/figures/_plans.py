@@ -74,7 +74,7 @@ def draw_sorted(data: Plans) -> Figure:
 
 
 def _draw(data: Plans, names: list[str]) -> Figure:
-    figure = new_figure(2, size=(WIDTH, 3.0))
+    figure = new_figure(columns=2, size=(WIDTH, 3.0))
     titles = ("without regularisation", f"eps = {data.eps:g}")
     for axes, plan, title in zip(figure.axes, (data.hard, data.soft), titles, strict=True):
         draw_plan(axes, data.scores, data.anchors, plan, names=names)
@@ -89,8 +89,9 @@ def caption_unsorted(data: Plans) -> str:
         f"mass 1/{n}; the anchor 0 takes {data.k}/{n}, the anchor 1 the rest, and the cost is the "
         "squared distance. Without regularisation the mass of the smallest scores goes to 0 and "
         "that of the others to 1; with it, scores near the threshold divide theirs. The width of a "
-        f"line is its mass. `soft_topk(scores, {data.k}, eps={data.eps:g}, largest=False)` is {n} "
-        "times the column of the anchor 0."
+        "line is its mass; what is less than 1 % of a score's is not drawn. "
+        f"`soft_topk(scores, {data.k}, eps={data.eps:g}, largest=False)` is {n} times the column "
+        "of the anchor 0."
     )
 
 

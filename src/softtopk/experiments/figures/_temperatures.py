@@ -57,20 +57,21 @@ def make() -> Temperatures:
 
 
 def draw(data: Temperatures) -> Figure:
-    figure = new_figure(len(data.plans), 2, size=(WIDTH, 3.6))
+    figure = new_figure(rows=2, columns=len(data.plans), size=(WIDTH, 3.8))
     above, below = figure.axes[: len(data.plans)], figure.axes[len(data.plans) :]
     n = len(data.scores)
-    smallest = torch.arange(n) < data.k
+    others = torch.arange(n) >= data.k
     for number, (eps, plan) in enumerate(data.plans.items()):
         first = number == 0
         image = draw_plan_map(above[number], plan, anchors=[0, 1] if first else None, most=1 / n)
         above[number].set_title(f"eps = {short(eps)}", fontsize=TEXT)
-        draw_selection(below[number], data.scores, data.selected[eps], groups=smallest)
+        draw_selection(below[number], data.scores, data.selected[eps], groups=others)
         below[number].tick_params(labelleft=first, labelsize=SMALL)
-        below[number].set_xlabel("x")
+        above[number].set_xlabel("scores, ascending", fontsize=SMALL)
+        below[number].set_xlabel("score")
     above[0].set_ylabel("anchor")
     below[0].set_ylabel("A")
-    figure.colorbar(image, ax=above, label="mass", ticks=[0, 1 / n], aspect=8)
+    figure.colorbar(image, ax=above, label="mass", ticks=[0, 1 / n], aspect=8, pad=0.01)
     return figure
 
 
@@ -78,9 +79,9 @@ def caption(data: Temperatures) -> str:
     n, k = len(data.scores), data.k
     return (
         f"{n} standard Gaussian scores, k = {k}, at four temperatures of the normalised cost. "
-        "Above: the transport plan, the scores in ascending order from left to right; below: A "
-        f"against the score, the {k} smallest scores as diamonds. As eps grows, the mass of the "
-        "scores near the threshold is divided between the anchors. "
+        "Above: the transport plan, with a column for each score, in ascending order; below: A "
+        f"against the score, the {k} smallest as discs. As eps grows, the mass of the scores near "
+        "the threshold is divided between the anchors. "
         f'`soft_topk(scores, {k}, eps=eps, largest=False, normalize="row")`.'
     )
 

@@ -145,7 +145,7 @@ def _features_figure(
     limit: int,
 ) -> Figure:
     width = WIDTH * max(1.0, len(panels) / 2)
-    figure = new_figure(len(panels), size=(width, min(HEIGHT, width / len(panels) + 0.4)))
+    figure = new_figure(columns=len(panels), size=(width, min(HEIGHT, width / len(panels) + 0.4)))
     names = []
     for panel, axes in zip(panels, figure.axes, strict=True):
         chosen = _choose(len(panel.labels), limit, seed)
@@ -241,7 +241,7 @@ def _class_legend(figure: Figure, classes: Sequence[str]) -> None:
 def _curves_figure(curves: Mapping[str, Curve], accuracy: str) -> Figure:
     from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-    figure = new_figure(2)
+    figure = new_figure(columns=2)
     left, right = figure.axes
     styles = zip(cycle(COLOURS), cycle(LINES), strict=False)
     for (name, curve), (colour, line) in zip(curves.items(), styles, strict=False):

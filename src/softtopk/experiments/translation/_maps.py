@@ -128,5 +128,6 @@ def write_attention(shown: AttentionMap, path: Path) -> Path:
     cell = 0.36  # inches, for which the labels' text is small enough
     size = (2.6 + cell * len(shown.source), 1.6 + cell * len(shown.target))
     figure = new_figure(size=size)
-    draw_attention(figure.axes[0], shown.weights, shown.source, shown.target)
+    image = draw_attention(figure.axes[0], shown.weights, shown.source, shown.target)
+    figure.colorbar(image, ax=figure.axes[0], label="weight", shrink=0.6)
     return save_figure(figure, path)
