@@ -373,7 +373,9 @@ def attention(
     translation: Annotated[
         str | None, typer.Option(help="Its translation; default: the model's own.")
     ] = None,
-    out: Annotated[Path, typer.Option(help="Picture to write, PNG.")] = Path("attention.png"),
+    out: Annotated[Path, typer.Option(help="Picture to write, .png, .svg or .pdf.")] = Path(
+        "attention.png"
+    ),
     hard_attention: HardAttention = False,
     device: Device = "cpu",
     threads: Threads = None,

@@ -834,7 +834,11 @@ def test_what_attention_refuses(
     asked = ["attention", str(attentive), "--text"]
     assert "give a sentence" in complaint(capsys, *asked, " ")
     assert "a picture holds 120" in complaint(capsys, *asked, "one two " * 100)
-    for out in (tmp_path, tmp_path / "map.pdf"):
+    (tmp_path / "folder.png").mkdir()
+    assert "it is a folder" in complaint(
+        capsys, *asked, "one", "--out", str(tmp_path / "folder.png")
+    )
+    for out in (tmp_path, tmp_path / "map.jpg"):
         assert "ends in .png" in complaint(capsys, *asked, "one", "--out", str(out))
     (tmp_path / "file").touch()
     below = str(tmp_path / "file" / "map.png")

@@ -14,6 +14,7 @@ import torch
 
 from softtopk.seq2seq import EncoderDecoder
 
+from .._drawing import check_picture
 from .._files import opened
 from ..errors import UsageError
 from ..runs import Report, Run, Table, check_device, write_tables
@@ -176,8 +177,9 @@ def show_attention(
     for option, given in (("text", text), ("translation", translation)):
         if given is not None and not given.strip():
             raise UsageError(f"--{option} {given!r}: give a sentence")
-    if out.suffix.lower() != ".png" or out.is_dir():
-        raise UsageError(f"--out {out}: give a file that ends in .png")
+    check_picture(out, "--out")
+    if out.is_dir():
+        raise UsageError(f"--out {out}: it is a folder; give a file")
     _check(None, device, threads)
     run = part_to_translate(path)
     settings = Settings(**settings_in(run.config))
