@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from matplotlib import colormaps, rcParams
 from matplotlib import pyplot as plt
-from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
@@ -77,6 +77,12 @@ def test_colours_stay_apart_under_colour_blindness(kind: str) -> None:
     assert nearest(confused[kind]) < 0.1  # the test can tell
 
 
+def test_more_mass_is_darker() -> None:
+    """So that the map needs no sense of colour."""
+    shades = [to_hex(colour) for colour in colormaps[style.MASS](np.linspace(0, 1, 50))]
+    assert (np.diff([luminance(shade) for shade in shades]) < 0).all()
+
+
 def test_a_figure_has_its_axes_and_leaves_the_settings_alone() -> None:
     before = dict(rcParams)
     figure = plotting.new_figure(rows=2, columns=3, size=(5.0, 4.0))
@@ -86,6 +92,8 @@ def test_a_figure_has_its_axes_and_leaves_the_settings_alone() -> None:
     for axes in figure.axes:
         assert not axes.spines["top"].get_visible()
         assert axes.spines["left"].get_visible()
+        assert axes.get_xgridlines()[0].get_visible()
+        assert axes.get_xgridlines()[0].get_alpha() < 0.5
     assert dict(rcParams) == before
     assert plt.get_fignums() == []  # none that pyplot would keep in memory
 
@@ -494,6 +502,7 @@ def test_a_hard_indicator_is_not_joined_at_its_jump(axes: Axes) -> None:
         x, y = line.get_data()
         np.testing.assert_array_equal(x, [-1.0, -0.5, np.nan, 0.5, 1.0])
         np.testing.assert_array_equal(y, [before, before, np.nan, after, after])
+    assert [line.get_linestyle() for line in axes.lines] == ["-", "--"]  # not by colour alone
 
 
 def test_the_bias_and_its_bound(axes: Axes) -> None:
@@ -582,3 +591,13 @@ def test_a_dark_background_hides_nothing() -> None:
     assert to_hex(left.collections[-1].get_edgecolor()[0]) == "#ffffff"
     assert to_hex(left.collections[-2].get_facecolor()[0]) == "#000000"
     assert to_hex(right.collections[-1].get_facecolor()[0]) == "#ffffff"
+
+
+def test_plain_numbers(axes: Axes) -> None:
+    axes.set_xscale("log")
+    style.plain_numbers(axes.xaxis)
+    axes.set_xlim(0.05, 5000)
+    axes.figure.draw_without_rendering()
+    labels = [label.get_text() for label in axes.get_xticklabels(which="both")]
+    assert {"0.1", "1", "1,000"} <= set(labels)
+    assert all(text in ("", "0.01", "0.1", "1", "10", "100", "1,000", "10,000") for text in labels)

@@ -17,6 +17,7 @@ import pytest
 from matplotlib import rc_context, rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.image import imread
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
@@ -337,7 +338,9 @@ def test_pictures_do_not_depend_on_settings(tmp_path: Path) -> None:
 
 def test_the_suffix_names_the_format(tmp_path: Path) -> None:
     figure = new_figure()
-    assert save_figure(figure, tmp_path / "x.PNG").read_bytes().startswith(MAGIC["png"])
+    path = save_figure(figure, tmp_path / "x.PNG")
+    assert path.read_bytes().startswith(MAGIC["png"])
+    assert imread(path).shape == (840, 1600, 4)  # twice the width of a README, for sharp screens
     for name in ("x.jpg", "x"):
         with pytest.raises(ValueError, match=rf"{name}: give a file that ends in .png, .svg, .pdf"):
             save_figure(figure, tmp_path / name)
