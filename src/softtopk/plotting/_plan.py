@@ -60,14 +60,12 @@ def draw_plan(
     edge = {"ec": ink_of(axes), "lw": 1, "marker": "o", "zorder": 2}
     axes.scatter(above, [1.0] * x.size, s=disc**2, color=paper_of(axes), **edge)
     axes.scatter(below, [0.0] * y.size, s=wide**2, color=colours, **edge)
-
     upright = x.size <= UPRIGHT
     for i in range(0, x.size, math.ceil(x.size / LABELS)):
-        at = (above[i], 1.0), (0.0, disc / 2 + 4)
-        axes.annotate(f"{x[i]:.3g}", *at, rotation=0 if upright else 90, **_beside("bottom"))
-    for place, name in zip(below, names, strict=True):
-        at = (place, 0.0), (0.0, -wide.max() / 2 - 3)
-        axes.annotate(name, *at, parse_math=False, **_beside("top"))
+        turned = 0 if upright else 90
+        _label(axes, f"{x[i]:.3g}", (above[i], 1.0), disc / 2 + 4, rotation=turned)
+    for name, place in zip(names, below, strict=True):
+        _label(axes, name, (place, 0.0), -wide.max() / 2 - 3, parse_math=False)
     bare(axes)
     axes.set(xticks=[], yticks=[], xlim=(-0.6, x.size - 0.4))
     axes.set_ylim(-0.55, 1.3 if upright else 1.45)
@@ -138,5 +136,7 @@ def _diameters(masses: Array, disc: float) -> Array:
     return shrunk.clip(disc / 2)  # never too small to be seen
 
 
-def _beside(side: str) -> dict[str, Any]:
-    return {"textcoords": "offset points", "ha": "center", "va": side, "fontsize": SMALL}
+def _label(axes: Axes, text: str, place: tuple[float, float], up: float, **how: Any) -> None:
+    """Write above a place, or below it if ``up``, in points, is negative."""
+    how.update(ha="center", va="bottom" if up > 0 else "top", fontsize=SMALL)
+    axes.annotate(text, place, (0.0, up), textcoords="offset points", **how)
