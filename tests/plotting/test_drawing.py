@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from matplotlib import colormaps, rcParams
+from matplotlib import colormaps, rc_context, rcParams
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
@@ -250,6 +250,18 @@ ONES = torch.ones(4)
             "eps must be positive, found 0",
         ),
         (
+            lambda a: plotting.draw_bias(a, [1.0, 0.1], [0.1, 0.1], [1.0, 1.0]),
+            "eps must be in ascending order; sort it, and bias and bound with it",
+        ),
+        (
+            lambda a: plotting.draw_bias(a, [1.0], [0.5], [0.0]),
+            "bound must be positive, found 0",
+        ),
+        (
+            lambda a: plotting.draw_convergence(a, plotting.Convergence("x", 1.0, [1], [0.0])),
+            "errors must have one above zero",
+        ),
+        (
             lambda a: plotting.draw_bias(a, [1.0], [-0.5], [1.0]),
             "bias must not be negative, found -0.5",
         ),
@@ -279,7 +291,7 @@ ONES = torch.ones(4)
         ),
         (
             lambda a: plotting.draw_selection(a, SCORES, ONES, groups=[0, 1, 0, 1], names=["x"]),
-            r"names must be a list with one for each of 2 groups, got \['x'\]",
+            r"names must be a list with one for each number from 0 to 1, got \['x'\]",
         ),
         (
             lambda a: plotting.draw_selection(a, np.ma.masked_less(SCORES.numpy(), 1), ONES),
@@ -446,9 +458,9 @@ def test_arrows_are_in_proportion_to_the_gradient(axes: Axes) -> None:
     scores, slope = torch.arange(4.0), torch.tensor([-2.0, 1.0, 0.0, 1.0])
     selected = torch.tensor([0.9, 0.8, 0.2, 0.1])
     plotting.draw_gradient(axes, scores, selected, slope, groups=scores < 1)
-    arrows, *points = axes.collections
+    *points, arrows = axes.collections
     # The longest is a fifth of the range of the scores, 0 to 3, and points to the left.
-    np.testing.assert_allclose(arrows.U, 0.19 * 3 * slope / 2, atol=1e-12)
+    np.testing.assert_allclose(arrows.U, 0.2 * 3 * slope / 2, atol=1e-12)
     assert not arrows.V.any()
     assert (arrows.angles, arrows.scale_units, arrows.scale) == ("xy", "xy", 1.0)
     np.testing.assert_allclose(arrows.get_offsets(), torch.stack([scores, selected], -1))
@@ -457,8 +469,8 @@ def test_arrows_are_in_proportion_to_the_gradient(axes: Axes) -> None:
     colours = [to_hex(colour).upper() for colour in arrows.get_facecolor()]
     assert colours == [style.VERMILION, *[style.BLUE] * 3]
     low, high = axes.get_xlim()
-    assert low < -0.57
-    assert high > 3.285
+    assert low < -0.6
+    assert high > 3.3
 
 
 def test_arrows_leave_room_for_what_was_there(axes: Axes) -> None:
@@ -471,20 +483,20 @@ def test_arrows_leave_room_for_what_was_there(axes: Axes) -> None:
 
 def test_no_gradient_no_arrows(axes: Axes) -> None:
     plotting.draw_gradient(axes, SCORES, ONES, torch.zeros(4))
-    assert not axes.collections[0].U.any()
+    assert not axes.collections[-1].U.any()
     axes.figure.draw_without_rendering()
 
 
 def test_one_score_can_be_drawn(axes: Axes) -> None:
     plotting.draw_gradient(axes, [1.0], [0.5], [2.0])
     axes.figure.draw_without_rendering()
-    assert axes.collections[0].U > 0
+    assert axes.collections[-1].U > 0
 
 
 def test_the_smallest_of_gradients_has_a_direction(axes: Axes) -> None:
     slope = 1e-310 * torch.tensor([-1.0, 1.0, 0.5, 0.0], dtype=torch.float64)
     plotting.draw_gradient(axes, SCORES, ONES, slope)
-    assert np.sign(axes.collections[0].U).tolist() == [-1.0, 1.0, 1.0, 0.0]
+    assert np.sign(axes.collections[-1].U).tolist() == [-1.0, 1.0, 1.0, 0.0]
 
 
 def test_lines_of_one_point_are_seen() -> None:
@@ -507,12 +519,14 @@ def test_a_hard_indicator_is_not_joined_at_its_jump(axes: Axes) -> None:
 
 def test_the_bias_and_its_bound(axes: Axes) -> None:
     plotting.draw_bias(axes, [0.1, 1.0], [0.0, 0.1], [0.5, 5.0])
+    assert 5 < axes.get_ylim()[1] < 50  # what is excluded takes no room
     lines = {line.get_label(): line.get_ydata().tolist() for line in axes.lines}
     assert lines["bound"] == [0.5, 5.0]
     np.testing.assert_array_equal(lines["bias"], [np.nan, 0.1])  # zero has no place on the axis
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
     (excluded,) = axes.collections
-    assert excluded.get_paths()[0].vertices[:, 1].min() == 0.5
+    corners = excluded.get_paths()[0].vertices[:4].tolist()
+    assert corners == [[0.1, 1e300], [0.1, 0.5], [1.0, 5.0], [1.0, 1e300]]
 
 
 def test_curves_of_a_temperature_share_the_colour_and_those_of_a_solver_the_line(
@@ -551,7 +565,7 @@ def test_a_query_is_joined_to_its_neighbours(axes: Axes) -> None:
     points = torch.tensor([[0.0, 1.0], [2.0, 0.0], [5.0, 5.0]])
     query = [1.0, 3.0]
     plotting.draw_neighbours(axes, points, query, [1.0, 0.25, 0.0], [0, 1, 1], names=["a", "b"])
-    lines, first, second, star = axes.collections
+    first, second, lines, star = axes.collections
     ends = [segment.tolist() for segment in lines.get_segments()]
     assert ends == [[query, point] for point in points[:2].tolist()]  # and none for a share of zero
     widths = lines.get_linewidths()
@@ -601,3 +615,70 @@ def test_plain_numbers(axes: Axes) -> None:
     labels = [label.get_text() for label in axes.get_xticklabels(which="both")]
     assert {"0.1", "1", "1,000"} <= set(labels)
     assert all(text in ("", "0.01", "0.1", "1", "10", "100", "1,000", "10,000") for text in labels)
+
+
+# ----------------------------------------------------------------------------------- axes of others
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda a, high: plotting.draw_selection(a, [0.0, 1.0], [0.0, high]),
+        lambda a, high: plotting.draw_indicator(a, [0.0, 1.0], [[0.0, high], [high, 0.0]]),
+        lambda a, high: plotting.draw_votes(a, [0.0, high]),
+        lambda a, high: plotting.draw_gradient(a, [0.0, 1.0], [0.0, high], [1.0, 0.0]),
+    ],
+    ids=["selection", "indicator", "votes", "gradient"],
+)
+@pytest.mark.parametrize("shared", [True, False], ids=["shared", "twice"])
+def test_what_was_drawn_before_stays_in_view(draw: Any, shared: bool) -> None:
+    panels = Figure().subplots(1, 2, sharey=True) if shared else [plotting.new_figure().axes[0]] * 2
+    draw(panels[0], 5.0)
+    draw(panels[1], 1.0)
+    low, high = panels[0].get_ylim()
+    assert high > 5.0
+    assert low <= 0.0
+
+
+def test_plans_of_two_sizes_in_shared_axes() -> None:
+    panels = Figure().subplots(2, 1, sharex=True)
+    for axes, n in zip(panels, (30, 7), strict=True):
+        plotting.draw_plan(axes, torch.arange(n), [0, 1], torch.ones(n, 2))
+    low, high = panels[0].get_xlim()
+    assert low < 0
+    assert high > 29
+
+
+def test_neighbours_in_shared_axes() -> None:
+    figure = Figure()
+    for axes in figure.subplots(1, 2, sharex=True, sharey=True):
+        plotting.draw_neighbours(axes, [[0, 1], [2, 0]], [1, 1], [1.0, 0.5], [0, 1])
+    figure.draw_without_rendering()
+
+
+def test_hidden_ticks_are_not_those_of_the_others() -> None:
+    figure = Figure()
+    above, below = figure.subplots(2, 1, sharex=True)
+    plotting.draw_plan_map(above, PLAN)
+    plotting.draw_selection(below, range(4), ONES)
+    figure.draw_without_rendering()
+    assert any(label.get_text() for label in below.get_xticklabels())
+    left, right = Figure().subplots(1, 2, sharey=True)
+    plotting.draw_plan_map(left, PLAN, anchors=[0, 1])
+    plotting.draw_plan_map(right, PLAN)
+    assert [label.get_text() for label in left.get_yticklabels()] == ["0", "1"]
+
+
+def test_attention_points_downwards_whatever_the_settings() -> None:
+    with rc_context({"image.origin": "lower"}):
+        axes = plotting.new_figure().axes[0]
+        plotting.draw_attention(axes, [[1.0], [0.0]], ["a"], ["x", "y"])
+    assert axes.get_ylim() == (1.5, -0.5)
+
+
+def test_ten_classes_have_ten_colours(axes: Axes) -> None:
+    plotting.draw_votes(axes, [0.1] * 10)
+    assert len({bar.get_facecolor() for bar in axes.patches}) == 10
+    names = [str(i) for i in range(10)]
+    plotting.draw_selection(axes, SCORES, ONES, groups=[0, 1, 2, 1], names=names)  # some occur
+    assert axes.get_legend_handles_labels()[1] == ["0", "1", "2"]

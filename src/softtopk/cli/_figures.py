@@ -22,15 +22,17 @@ def figures(
         typer.Option(
             metavar="NAME",
             help="Only these: indicator, plan, temperatures, sorted_plan, knn, gradient, "
-            "bias, convergence; a comma between two, or repeated.",
+            "bias, convergence; separate several by commas, or repeat the option.",
         ),
     ] = None,
     formats: Annotated[
         list[str] | None,
-        typer.Option("--format", metavar="FORMAT", help="png (default), svg, pdf; likewise."),
+        typer.Option(
+            "--format", metavar="FORMAT", help="png (the default), svg or pdf; several likewise."
+        ),
     ] = None,
 ) -> None:
-    """Draw the figures of the paper, and two more, from the operators (half a minute)."""
+    """Draw figures of the paper, and two more, from the operators (half a minute)."""
     from softtopk.experiments.figures import main
 
     with usage_errors():

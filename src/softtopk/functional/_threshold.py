@@ -67,7 +67,10 @@ def offset_of(d: Tensor, k: Tensor) -> Tensor:
 
 
 def solve_offset(d: Tensor, k: Tensor, max_steps: int = MAX_STEPS) -> tuple[Tensor, int]:
-    """The root without derivatives, and the number of Newton steps it took."""
+    """The root without derivatives, and the number of Newton steps it took, one at least.
+
+    Fewer than the default show how it converges.
+    """
     info = torch.finfo(d.dtype)
     hottest = math.log(info.max) - 1.0
     n_above, n_tied = (d > 0).sum(-1, keepdim=True), (d == 0).sum(-1, keepdim=True)

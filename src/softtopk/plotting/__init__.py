@@ -7,7 +7,7 @@
 >>> plotting.draw_selection(figure.axes[0], scores, soft_topk(scores, 5, eps=0.5))
 
 The functions take tensors, arrays or lists, and axes of any figure, also one of ``pyplot``. They
-need the extra ``plot``. ``softtopk figures`` draws the figures of the paper with them.
+need the extra ``plot``. ``softtopk figures`` draws figures of the paper with them.
 """
 
 from . import style

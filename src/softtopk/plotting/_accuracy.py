@@ -5,13 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ._data import amounts, numbers
-from .style import BLUE, COLOURS, GREY, LINES, MARKERS, paper_of, short, tidy
+from ._data import amounts, increasing, numbers
+from .style import (
+    BLUE,
+    GREY,
+    LINES,
+    MARKERS,
+    marker_of_one,
+    palette,
+    paper_of,
+    short,
+    tidy,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from ._data import Array
+
+
+HIGHEST = 1e300
 
 
 class Convergence(NamedTuple):
@@ -29,21 +42,25 @@ def draw_bias(axes: Axes, eps: Any, bias: Any, bound: Any) -> None:
     """Draw the bias of a plan against the temperature, and the bound that it stays below.
 
     Args:
-        axes: Where to draw; both become logarithmic, and a value of zero is left out.
-        eps: (m,), positive.
+        axes: Where to draw; both become logarithmic, and a bias of zero is left out.
+        eps: (m,), positive, in ascending order.
         bias: (m,), not negative.
-        bound: (m,), not negative.
+        bound: (m,), positive.
     """
-    x = numbers("eps", eps, "m")
-    y, most = amounts("bias", bias, x.size), amounts("bound", bound, x.size)
-    if x.min() <= 0:
-        raise ValueError(f"eps must be positive, found {x.min():g}")
-    alone = "" if x.size > 1 else "o"  # a line of one point is not seen
-    axes.plot(x, _positive(most), LINES[1], color=GREY, marker=alone, lw=1.5, label="bound")
+    from matplotlib.collections import PolyCollection
+
+    x = increasing("eps", eps, beside="bias and bound")
+    y, most = amounts("bias", bias, x.size), numbers("bound", bound, x.size)
+    for name, values in (("eps", x), ("bound", most)):
+        if values.min() <= 0:
+            raise ValueError(f"{name} must be positive, found {values.min():g}")
+    alone = marker_of_one(x.size)
+    axes.plot(x, most, LINES[1], color=GREY, marker=alone, lw=1.5, label="bound")
     axes.plot(x, _positive(y), LINES[0], color=BLUE, marker=alone, lw=2, label="bias")
-    axes.fill_between(
-        x, most, 10 * most.max(), color=GREY, alpha=0.12, lw=0, label="excluded by the bound"
-    )
+    # All above the bound, however much of it the axes come to show.
+    edge = [(x[0], HIGHEST), *zip(x, most, strict=True), (x[-1], HIGHEST)]
+    area = PolyCollection([edge], fc=GREY, alpha=0.12, lw=0, label="excluded by the bound")
+    axes.add_collection(area, autolim=False)
     tidy(axes)
     axes.set(xscale="log", yscale="log")
     axes.margins(x=0)
@@ -55,8 +72,11 @@ def draw_convergence(axes: Axes, curves: Sequence[Convergence] | Convergence) ->
 
     Args:
         axes: Where to draw; both become logarithmic, and an error of zero is left out.
-        curves: In the order of a legend.
+        curves: In the order of a legend; all that the axes are to show, for colours and lines are
+            dealt out anew in each call.
     """
+    import numpy as np
+
     curves = [curves] if isinstance(curves, Convergence) else list(curves)
     if not curves:
         raise ValueError("curves must have one at least, got none")
@@ -66,11 +86,14 @@ def draw_convergence(axes: Axes, curves: Sequence[Convergence] | Convergence) ->
         if x.min() < 1:
             raise ValueError(f"iterations must be at least 1, found {x.min():g}")
         data.append((x, _positive(amounts("errors", curve.errors, x.size))))
+    if all(np.isnan(y).all() for _, y in data):
+        raise ValueError("errors must have one above zero, a logarithmic axis cannot show the rest")
     temperatures = list(dict.fromkeys(curve.eps for curve in curves))
+    colours = palette(len(temperatures))
     solvers = list(dict.fromkeys(curve.solver for curve in curves))
     for curve, (x, y) in zip(curves, data, strict=True):
         solver, temperature = solvers.index(curve.solver), temperatures.index(curve.eps)
-        colour = COLOURS[temperature % len(COLOURS)]
+        colour = colours[temperature]
         axes.plot(
             x,
             y,

@@ -32,7 +32,9 @@ def draw_attention(
     shown = amounts("weights", weights, len(target), len(source))
     if shown.max() > 1.0 + ROUNDING:
         raise ValueError(f"weights must be from 0 to 1, found {shown.max():g}")
-    image = axes.imshow(shown, cmap=MASS, vmin=0.0, vmax=1.0, aspect="equal")
+    image = axes.imshow(
+        shown, cmap=MASS, vmin=0.0, vmax=1.0, origin="upper", interpolation="nearest"
+    )
     plain = {"parse_math": False}  # a dollar sign is one
     turned = {"rotation": 60, "rotation_mode": "anchor", "ha": "left"}
     axes.set_xticks(range(len(source)), source, minor=False, **plain, **turned)
@@ -40,5 +42,5 @@ def draw_attention(
     axes.xaxis.tick_top()
     axes.xaxis.set_label_position("top")
     axes.set(xlabel="source", ylabel="target")
-    bare(axes)
+    bare(axes, labels=True)
     return image

@@ -45,6 +45,14 @@ def amounts(name: str, values: Any, *shape: int | str) -> Array:
     return array.clip(0.0)
 
 
+def increasing(name: str, values: Any, *, beside: str) -> Array:
+    """(m,) numbers in ascending order; ``beside`` names what would have to be sorted with them."""
+    array = numbers(name, values, "m")
+    if (array[1:] <= array[:-1]).any():
+        raise ValueError(f"{name} must be in ascending order; sort it, and {beside} with it")
+    return array
+
+
 def groups_of(name: str, values: Any, n: int) -> Array:
     """``values`` as n numbers of groups, from 0; None for a single group."""
     import numpy as np

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ._data import amounts, groups_of, names_of, numbers
-from ._selection import scatter_groups
-from .style import COLOURS, GREY, bare, ink_of, tidy
+from ._points import scatter_groups
+from .style import GREY, bare, include, ink_of, palette, tidy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,7 +34,7 @@ def draw_neighbours(
         query: (2,), drawn as a star.
         selected: (n,), not negative; what is above 1 is drawn as 1.
         labels: (n,), integers from 0.
-        names: Of the labels, for a legend.
+        names: Of the labels in their order, for a legend.
     """
     from matplotlib.collections import LineCollection
 
@@ -42,8 +42,7 @@ def draw_neighbours(
     right, up = numbers("query", query, 2)
     a = amounts("selected", selected, x.size).clip(max=1.0)
     classes = groups_of("labels", labels, x.size)
-    if names is not None:
-        names = names_of(names, [""] * (classes.max() + 1), "labels")
+    scatter_groups(axes, x, y, classes, size=26, names=names)
     drawn = a >= FAINTEST
     lines = LineCollection(
         [[(right, up), end] for end in zip(x[drawn], y[drawn], strict=True)],
@@ -53,11 +52,12 @@ def draw_neighbours(
         zorder=1,
     )
     axes.add_collection(lines)
-    scatter_groups(axes, x, y, classes, size=26, names=names)
     axes.scatter([right], [up], s=140, color=ink_of(axes), marker="*", zorder=4)
-    bare(axes)
-    axes.set(xticks=[], yticks=[])  # of learned features the axes mean nothing
-    axes.set_aspect("equal", adjustable="datalim")
+    bare(axes)  # the axes of learned features mean nothing
+    shared = (axes.get_shared_x_axes(), axes.get_shared_y_axes())
+    # Where both are shared, matplotlib refuses to change what is shown.
+    boxed = all(len(group.get_siblings(axes)) > 1 for group in shared)
+    axes.set_aspect("equal", adjustable="box" if boxed else "datalim")
 
 
 def draw_votes(axes: Axes, votes: Any, *, names: Sequence[str] | None = None) -> None:
@@ -70,9 +70,8 @@ def draw_votes(axes: Axes, votes: Any, *, names: Sequence[str] | None = None) ->
     """
     shares = amounts("votes", votes, "classes")
     names = names_of(names, [str(i) for i in range(shares.size)], "classes")
-    colours = [COLOURS[i % len(COLOURS)] for i in range(shares.size)]
-    bars = axes.bar(range(shares.size), shares, color=colours, width=0.6)
+    bars = axes.bar(range(shares.size), shares, color=palette(shares.size), width=0.6)
     axes.bar_label(bars, [f"{share:.2f}" for share in shares], padding=2)
     tidy(axes)
-    axes.set_xticks(range(shares.size), names, minor=False, parse_math=False)
-    axes.set_ylim(0.0, 1.08 * max(1.0, shares.max()))
+    axes.set_xticks(range(shares.size), names)
+    include(axes, [0, 0], [0.0, max(1.0, 1.05 * shares.max())])  # and the numbers above the bars

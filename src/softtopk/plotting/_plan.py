@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ._data import amounts, names_of, numbers
-from .style import COLOURS, MASS, SMALL, bare, ink_of, paper_of
+from .style import MASS, SMALL, bare, include, ink_of, palette, paper_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,7 +33,7 @@ def draw_plan(
 
     The width of a line is its mass; one of less than a hundredth of a score's mass is left out. An
     anchor, with all that goes there, has a colour of its own; the area of its disc is its mass. For
-    some dozens of scores; `draw_plan_map` shows more.
+    some dozens of scores at the width of a figure; `draw_plan_map` shows more.
 
     Args:
         axes: Where to draw.
@@ -50,25 +50,23 @@ def draw_plan(
     below = [(j + 0.5) * x.size / y.size - 0.5 for j in range(y.size)]
     shares = mass / mass.sum(1).max()
     crowding = min(1.0, 2 * UPRIGHT / x.size)
+    colours = palette(y.size)
     for j in shares.sum(0).argsort()[::-1]:  # so that the few lie above the many
         visible = shares[:, j] * (shares[:, j] >= THINNEST)
-        widths = crowding * WIDEST * visible
-        _draw_lines(axes, above, below[j], widths, COLOURS[j % len(COLOURS)])
+        _draw_lines(axes, above, below[j], crowding * WIDEST * visible, colours[j])
     disc = crowding * DISC
-    wide = _diameters(shares.sum(0), disc)
-    colours = [COLOURS[j % len(COLOURS)] for j in range(y.size)]
+    discs = _diameters(shares.sum(0), disc)
     edge = {"ec": ink_of(axes), "lw": 1, "marker": "o", "zorder": 2}
     axes.scatter(above, [1.0] * x.size, s=disc**2, color=paper_of(axes), **edge)
-    axes.scatter(below, [0.0] * y.size, s=wide**2, color=colours, **edge)
+    axes.scatter(below, [0.0] * y.size, s=discs**2, color=colours, **edge)
     upright = x.size <= UPRIGHT
     for i in range(0, x.size, math.ceil(x.size / LABELS)):
         turned = 0 if upright else 90
         _label(axes, f"{x[i]:.3g}", (above[i], 1.0), disc / 2 + 4, rotation=turned)
     for name, place in zip(names, below, strict=True):
-        _label(axes, name, (place, 0.0), -wide.max() / 2 - 3, parse_math=False)
+        _label(axes, name, (place, 0.0), -discs.max() / 2 - 3)
     bare(axes)
-    axes.set(xticks=[], yticks=[], xlim=(-0.6, x.size - 0.4))
-    axes.set_ylim(-0.55, 1.3 if upright else 1.45)
+    include(axes, [-0.4, x.size - 0.6], [-0.45, 1.2 if upright else 1.35])  # with the labels
 
 
 def draw_plan_map(
@@ -87,9 +85,7 @@ def draw_plan_map(
     """
     mass = _masses(plan, "n", "m")
     n, m = mass.shape
-    labels = [""] * m
-    if anchors is not None:
-        labels = [f"{value:g}" for value in numbers("anchors", anchors, m)]
+    rows = None if anchors is None else numbers("anchors", anchors, m)
     if most is None:
         most = float(mass.max())
     elif not 0 < most < math.inf:
@@ -98,8 +94,9 @@ def draw_plan_map(
     bare(axes)
     for edge in (0, m):  # pale cells would have none
         axes.axhline(edge, color=ink_of(axes), lw=0.5, clip_on=False)
-    axes.set_xticks([])
-    axes.set_yticks([j + 0.5 for j in range(m)], labels, fontsize=SMALL)
+    if rows is not None:
+        axes.set_yticks([j + 0.5 for j in range(m)], [f"{value:g}" for value in rows])
+        axes.tick_params(labelleft=True, labelsize=SMALL)
     axes.set(xlim=(0, n), ylim=(m, 0))  # downwards
     return image
 

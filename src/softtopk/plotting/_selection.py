@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ._data import groups_of, names_of, numbers
-from .style import COLOURS, LINES, MARKERS, tidy
+from ._data import groups_of, increasing, names_of, numbers
+from ._points import scatter_groups
+from .style import LINES, include, marker_of_one, palette, tidy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from ._data import Array
 
-LONGEST = 0.19  # of the arrows, relative to the range of the scores
+LONGEST = 0.2  # of the arrows, relative to the range of the scores
+UNIT = (0.0, 1.0)  # what an indicator ranges over; relaxations of others can leave it
 
 
 def draw_indicator(
@@ -33,22 +35,21 @@ def draw_indicator(
         names: Of the n lines in a legend, by default A_1, A_2, ...
         hard: Do not join what is more than a half apart: the jumps of a hard selection.
     """
-    x = numbers("moving", moving, "m")
+    x = increasing("moving", moving, beside="selected")
     a = numbers("selected", selected, x.size, "n")
-    if (x[1:] <= x[:-1]).any():
-        raise ValueError("moving must be in ascending order; sort it, and selected with it")
     n = a.shape[1]
     names = names_of(names, [f"$A_{{{i + 1}}}$" for i in range(n)], "scores")
-    for i, name in enumerate(names):
+    for i, (name, colour) in enumerate(zip(names, palette(n), strict=True)):
         axes.plot(
             *(_broken_at_jumps(x, a[:, i]) if hard else (x, a[:, i])),
-            color=COLOURS[i % len(COLOURS)],
+            color=colour,
             linestyle=LINES[i % len(LINES)],
-            marker="" if x.size > 1 else "o",  # a line of one point is not seen
+            marker=marker_of_one(x.size),
             lw=2,
             label=name,
         )
-    _finish(axes, a)
+    tidy(axes)
+    include(axes, x[[0, 0]], UNIT)
 
 
 def draw_selection(
@@ -66,13 +67,13 @@ def draw_selection(
         scores: (n,).
         selected: (n,).
         groups: (n,), boolean or integers from 0: each has a colour and a marker of its own.
-        names: Of the groups, for a legend.
+        names: Of the groups in their order, for a legend.
     """
     x = numbers("scores", scores, "n")
     a = numbers("selected", selected, x.size)
-    group, names = _groups(groups, names, x.size)
-    scatter_groups(axes, x, a, group, size=14, names=names)
-    _finish(axes, a)
+    scatter_groups(axes, x, a, groups_of("groups", groups, x.size), size=14, names=names)
+    tidy(axes)
+    include(axes, x[[0, 0]], UNIT)
 
 
 def draw_gradient(
@@ -94,19 +95,21 @@ def draw_gradient(
         selected: (n,).
         gradient: (n,), of what is to grow.
         groups: (n,), boolean or integers from 0: each has a colour and a marker of its own.
-        names: Of the groups, for a legend.
+        names: Of the groups in their order, for a legend.
     """
     x = numbers("scores", scores, "n")
     a, slope = numbers("selected", selected, x.size), numbers("gradient", gradient, x.size)
-    group, names = _groups(groups, names, x.size)
+    group = groups_of("groups", groups, x.size)
     width = (x.max() - x.min()) or 1.0
     arrows = LONGEST * width * (slope / (abs(slope).max() or 1.0))
+    colours = palette(group.max() + 1)
+    scatter_groups(axes, x, a, group, size=26, names=names)
     axes.quiver(
         x,
         a,
         arrows,
         0.0 * arrows,
-        color=[COLOURS[number % len(COLOURS)] for number in group],
+        color=[colours[number] for number in group],
         angles="xy",
         scale_units="xy",
         scale=1.0,
@@ -114,40 +117,8 @@ def draw_gradient(
         width=0.025,
         zorder=2,
     )
-    scatter_groups(axes, x, a, group, size=26, names=names)
     tidy(axes)
-    # Of an arrow, axes make room for the foot only.
-    axes.update_datalim([(end, height) for end, height in zip(x + arrows, a, strict=True)])
-    axes.autoscale_view()
-
-
-def scatter_groups(
-    axes: Axes,
-    x: Array,
-    y: Array,
-    group: Array,
-    size: float,
-    names: Sequence[str] | None = None,
-) -> None:
-    """Points, with a colour and a marker for each group, by name for a legend."""
-    for number in sorted(set(group.tolist())):
-        axes.scatter(
-            x[group == number],
-            y[group == number],
-            s=size,
-            color=COLOURS[number % len(COLOURS)],
-            marker=MARKERS[number % len(MARKERS)],
-            lw=0,
-            zorder=3,
-            label=names[number] if names else None,
-        )
-
-
-def _groups(groups: Any, names: Sequence[str] | None, n: int) -> tuple[Array, Sequence[str] | None]:
-    group = groups_of("groups", groups, n)
-    if names is not None:
-        names = names_of(names, [""] * (group.max() + 1), "groups")
-    return group, names
+    include(axes, x + arrows, a)  # of an arrow, axes make room for the foot only
 
 
 def _broken_at_jumps(x: Array, y: Array) -> tuple[Array, Array]:
@@ -156,9 +127,3 @@ def _broken_at_jumps(x: Array, y: Array) -> tuple[Array, Array]:
 
     jumps = 1 + np.flatnonzero(abs(np.diff(y)) > 0.5)
     return np.insert(x, jumps, np.nan), np.insert(y, jumps, np.nan)
-
-
-def _finish(axes: Axes, a: Array) -> None:
-    tidy(axes)
-    # From 0 to 1, with room for the points; relaxations of others can leave that range.
-    axes.set_ylim(min(0.0, a.min()) - 0.06, max(1.0, a.max()) + 0.06)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -40,6 +40,23 @@ CLASS_COLOURS = (INDIGO, SAND, FOREST, ROSE, CYAN, WINE, TEAL, OLIVE, MAGENTA, G
 
 MASS = "Blues"
 """The colour map of what is not negative: the darker the more."""
+
+
+def palette(count: int) -> list[str]:
+    """So many colours; from Tol's scheme if there are more than seven, and repeated above ten."""
+    colours = COLOURS if count <= len(COLOURS) else CLASS_COLOURS
+    return [colours[i % len(colours)] for i in range(count)]
+
+
+def marker_of_one(count: int) -> str:
+    """The marker of a line through so many points: one point alone has no line to be seen by."""
+    return "o" if count == 1 else ""
+
+
+def include(axes: Axes, x: Iterable[float], y: Iterable[float]) -> None:
+    """Make room for these places beside what the axes, or axes that share with them, show."""
+    axes.update_datalim(list(zip(x, y, strict=True)))
+    axes.autoscale_view()
 
 
 class LineStyle(NamedTuple):
@@ -98,17 +115,22 @@ def paper_of(axes: Axes) -> Any:
     return axes.get_facecolor()
 
 
-def bare(axes: Axes) -> None:
-    """Leave out frame, grid and ticks: for what has no scale."""
+def bare(axes: Axes, *, labels: bool = False) -> None:
+    """Leave out frame, grid and ticks, and unless wanted their labels: for what has no scale.
+
+    The ticks are hidden, not removed: axes that share them may need them.
+    """
     axes.spines[:].set_visible(False)
     axes.grid(visible=False)
     axes.tick_params(length=0)
+    if not labels:
+        axes.tick_params(labelbottom=False, labelleft=False)
 
 
 def legend_beside(axes: Axes, heights: Mapping[str, float] | None = None) -> None:
     """Name the lines on the right, where it hides nothing, the one of largest height first.
 
-    A figure without a layout gets the constrained one: any other would leave no room there.
+    A figure without a layout gets the constrained one: without, there would be no room.
     """
     figure = axes.figure.figure  # not one of its parts
     if figure.get_layout_engine() is None:

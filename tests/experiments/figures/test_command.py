@@ -116,10 +116,10 @@ def test_the_same_picture_is_the_same_file(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("--only", "plans"), "--only 'plans': there is none; give indicator, plan, temperatures"),
+        (("--only", "plans"), "--only 'plans': no such one; give indicator, plan, temperatures"),
         (("--only", ""), "--only: give one or more of indicator, plan"),
         (("--format", ","), "--format: give one or more of png, svg, pdf"),
-        (("--format", "jpg"), "--format 'jpg': there is none; give png, svg, pdf"),
+        (("--format", "jpg"), "--format 'jpg': no such one; give png, svg, pdf"),
     ],
 )
 def test_a_wrong_option_is_named(
@@ -165,7 +165,7 @@ def test_an_error_leaves_the_old_files(tmp_path: Path, monkeypatch: pytest.Monke
     def fail(_: Any) -> Figure:
         raise RuntimeError("cannot be drawn")
 
-    broken = dataclasses.replace(CATALOGUE["plan"], make=lambda: {"other": 1.0}, draw=fail)
+    broken = dataclasses.replace(CATALOGUE["plan"], draw=fail, caption=lambda _: "")
     monkeypatch.setitem(CATALOGUE, "plan", broken)
     with pytest.raises(RuntimeError, match="cannot be drawn"):
         main(tmp_path, ["plan"])

@@ -120,7 +120,9 @@ def test_knn() -> None:
         ):
             shown = np.stack([x, y], -1)
             assert_allclose(points(axes)[colour], shown[shown[:, 0].argsort()])
-    assert_allclose(plane.collections[-1].get_offsets(), [data.query])
+    lines, star = plane.collections[-2:]
+    assert_allclose(star.get_offsets(), [data.query])
+    assert len(lines.get_segments()) == (data.selected >= 0.01).sum()
     assert_allclose([bar.get_height() for bar in vote.patches], data.votes)
     names = [text.get_text() for text in plane.get_legend().get_texts()]
     assert names == [label.get_text() for label in vote.get_xticklabels()] == ["a", "b", "c"]
@@ -130,7 +132,7 @@ def test_gradient() -> None:
     data, figure = drawn("gradient")
     assert titles(figure) == ["I = {0, 1, 2}", "I = {2, 3, 4}"]
     for axes, push in zip(figure.axes, data.pushes, strict=True):
-        arrows = axes.collections[0]
+        arrows = axes.collections[-1]
         assert_allclose(arrows.U / abs(arrows.U).max(), push.gradient / push.gradient.abs().max())
         assert_allclose(arrows.get_offsets(), np.stack([data.scores, data.selected], -1))
         inside = [to_hex(c).upper() == VERMILION for c in arrows.get_facecolor()]

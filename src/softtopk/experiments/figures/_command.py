@@ -33,7 +33,7 @@ def main(out: Path, only: Sequence[str] = (), formats: Sequence[str] = ("png",))
     try:
         for name in names:
             with report.console.status(f"drawing {name}"):  # on a terminal
-                written = _write(CATALOGUE[name], out, kinds)
+                written = _write_with_index(CATALOGUE[name], out, kinds)
             for path in written:
                 report.say(f"figure: {path}")
             done += 1
@@ -46,20 +46,21 @@ def main(out: Path, only: Sequence[str] = (), formats: Sequence[str] = ("png",))
 
 def write_exhibit(exhibit: Exhibit[Any], out: Path, kinds: Sequence[str]) -> list[Path]:
     """Write the picture in each format, and its caption and numbers beside it."""
+    # All before anything is written: an error leaves the old files, which belong together.
     data = exhibit.make()
-    with standard_look():
-        # Before anything is written: an error leaves the old files, which belong together.
-        figure = exhibit.draw(data)
-        written = [save_figure(figure, out / f"{exhibit.name}.{kind}") for kind in kinds]
     caption = textwrap.fill(
         exhibit.caption(data), COLUMNS, break_long_words=False, break_on_hyphens=False
     )
+    numbers = json.dumps(plain(data))
+    with standard_look():
+        figure = exhibit.draw(data)
+        written = [save_figure(figure, out / f"{exhibit.name}.{kind}") for kind in kinds]
     _write_text(out / caption_file(exhibit.name), caption + "\n")
-    _write_text(out / f"{exhibit.name}.json", json.dumps(plain(data)) + "\n")
+    _write_text(out / f"{exhibit.name}.json", numbers + "\n")
     return written
 
 
-def _write(exhibit: Exhibit[Any], out: Path, kinds: Sequence[str]) -> list[Path]:
+def _write_with_index(exhibit: Exhibit[Any], out: Path, kinds: Sequence[str]) -> list[Path]:
     """The same, and the index of all that there is, so that an interrupt finds it complete."""
     try:
         written = write_exhibit(exhibit, out, kinds)
@@ -87,7 +88,7 @@ def _chosen(option: str, given: Sequence[str], known: Sequence[str]) -> list[str
     names = list(dict.fromkeys(name for name in parts if name))
     for name in names:
         if name not in known:
-            raise UsageError(f"--{option} {name!r}: there is none; give {', '.join(known)}")
+            raise UsageError(f"--{option} {name!r}: no such one; give {', '.join(known)}")
     if not names:
         raise UsageError(f"--{option}: give one or more of {', '.join(known)}")
     return names

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from torch import Tensor
@@ -37,7 +37,7 @@ def plain(data: Any) -> Any:
     if isinstance(data, Tensor):
         return data.tolist()
     if is_dataclass(data) and not isinstance(data, type):
-        return {name: plain(value) for name, value in asdict(data).items()}
+        return {field.name: plain(getattr(data, field.name)) for field in fields(data)}
     if isinstance(data, dict):
         return {str(name): plain(value) for name, value in data.items()}
     if isinstance(data, tuple) and hasattr(data, "_asdict"):

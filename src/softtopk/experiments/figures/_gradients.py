@@ -73,11 +73,12 @@ def caption(data: Gradients) -> str:
     n, k = len(data.scores), data.k
     return (
         f"Scores 0 to {n - 1}, of which the {k} smallest are selected, as in a kNN classifier, "
-        "where they are distances. The arrows are the gradient of the sum of A over I (diamonds): "
-        "its direction, and its size within a panel. Left: I are the smallest scores, and the gap "
-        "to the others widens. Right: I are not; they are pushed to be smaller, and all others, "
-        "also those smaller than they are, to be larger. The arrows of a panel sum to zero. "
-        f'`soft_topk(scores, {k}, eps={data.eps:g}, largest=False, normalize="row")`.'
+        "where they are distances. The arrows are the gradient of the sum of A over I (diamonds); "
+        "their lengths can be compared within a panel. Left: I are the smallest scores, and the "
+        "gap to the others widens. Right: I are not; they are pushed to be smaller, and all "
+        "others, also those smaller than they are, to be larger. The arrows of a panel sum to "
+        "zero. "
+        f'A is `soft_topk(scores, {k}, eps={data.eps:g}, largest=False, normalize="row")`.'
     )
 
 

@@ -66,7 +66,7 @@ def caption(data: Indicator) -> str:
         "Which of two scalars is the larger one? The hard indicator jumps where they are equal, "
         "and its derivative is zero everywhere else. The soft one is smooth, the more so the "
         "larger eps: A_1 = sigmoid((x_1 - x_2) / eps), and A_1 + A_2 = 1. "
-        "`soft_topk(torch.tensor([x_1, 0.0]), 1, eps=eps)`, on the left with `hard=True`."
+        "A is `soft_topk(torch.tensor([x_1, 0.0]), 1, eps=eps)`, on the left with `hard=True`."
     )
 
 

@@ -80,8 +80,8 @@ def caption(data: ForwardPass) -> str:
         f"The forward pass of a kNN classifier, on made-up features of {len(data.labels)} samples "
         "of three classes. Left: the features; the query is the star, and a line to each sample is "
         "the wider the more it is selected. Middle: A against the distance. Right: the share of "
-        f"each class among the {data.k} votes. In a training, that of the query's own class is to "
-        "grow. In the names of the JSON file, "
+        f"each class among the {data.k} votes. Training increases that of the query's own class. "
+        "With the arrays of the JSON file as tensors: "
         f"`softtopk.knn.soft_vote(query[None], templates, labels, {data.k}, eps={data.eps:g})`."
     )
 

@@ -82,7 +82,7 @@ def caption(data: Temperatures) -> str:
         "Above: the transport plan, with a column for each score, in ascending order; below: A "
         f"against the score, the {k} smallest as discs. As eps grows, the mass of the scores near "
         "the threshold is divided between the anchors. "
-        f'`soft_topk(scores, {k}, eps=eps, largest=False, normalize="row")`.'
+        f'A is `soft_topk(scores, {k}, eps=eps, largest=False, normalize="row")`.'
     )
 
 

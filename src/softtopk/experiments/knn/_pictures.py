@@ -92,7 +92,7 @@ def draw_features(
     seed: int = 0,
     limit: int = 2000,
 ) -> Path:
-    """Draw features in the plane, a colour for each class, as a PNG; return its path.
+    """Draw features in the plane, a colour for each class, and return the path.
 
     Args:
         panels: To draw side by side.
@@ -121,7 +121,7 @@ def draw_features(
 def draw_curves(
     curves: Mapping[str, Curve], path: Path, *, accuracy: str = "accuracy on the training batches"
 ) -> Path:
-    """Draw loss and accuracy against the epoch, a line for each method, as a PNG; return its path.
+    """Draw loss and accuracy against the epoch, a line for each method, and return the path.
 
     Args:
         curves: By the name of the method.

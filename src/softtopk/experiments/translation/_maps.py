@@ -124,7 +124,7 @@ def _of_bounded_size(pairs: Sequence[Pair]) -> Iterator[Sequence[Pair]]:
 
 @standard_look()
 def write_attention(shown: AttentionMap, path: Path) -> Path:
-    """The map as a PNG file."""
+    """The map as a picture, in the format that the path's suffix names."""
     cell = 0.36  # inches, for which the labels' text is small enough
     size = (2.6 + cell * len(shown.source), 1.6 + cell * len(shown.target))
     figure = new_figure(size=size)
