@@ -34,14 +34,16 @@ OPERATORS = [soft_topk, sorted_soft_topk, soft_topk_softmax]
 
 
 def outcome(operator, scores, k, eps, **options):
-    """The result and its gradient, in units of 1 / eps."""
+    """The result and its gradient, in units of 1 / eps, or of 1 for a softmax at a large eps."""
     scores = scores.clone().requires_grad_()
     result = operator(scores, k, eps=eps, **options)
     generator = torch.Generator().manual_seed(0)
     grad = torch.randn(result.shape, generator=generator).to(result.dtype)
     (slope,) = torch.autograd.grad(result, scores, grad)
-    eps = eps.unsqueeze(-1) if isinstance(eps, torch.Tensor) else eps
-    return result.detach(), slope * eps
+    unit = torch.as_tensor(eps, dtype=slope.dtype).unsqueeze(-1)
+    if operator is soft_topk_softmax:  # whose logits have the scores themselves as a term
+        unit = unit.clamp(max=1.0)
+    return result.detach(), slope * unit
 
 
 def assert_agreement(operator, scores, k, eps, **options):
@@ -84,6 +86,12 @@ def test_softmax(shape, k, temperature, dtype):
     scores = torch.randn(shape, dtype=dtype)
     assert_agreement(soft_topk_softmax, scores, k, temperature)
     assert_agreement(soft_topk_softmax, scores.round(), k, temperature, mask=scores > 0)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_softmax_with_one_weight_at_a_huge_eps(dtype):
+    """Its gradient is the rounding of zero."""
+    assert_agreement(soft_topk_softmax, torch.tensor([[0.0] * 6 + [1e30]], dtype=dtype), 1, 1e30)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
