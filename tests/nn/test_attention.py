@@ -450,7 +450,7 @@ def test_compiled():
     assert_close(*grads)
 
 
-@pytest.mark.parametrize("hard", [False, True])
+@pytest.mark.parametrize("hard", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_compiled_for_any_length(hard):
     torch._dynamo.reset()
     compiled = torch.compile(soft_topk_attention, fullgraph=True, dynamic=True, backend="aot_eager")

@@ -182,7 +182,11 @@ def unstopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     ("number", "code"),
-    [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130), (signal.SIGTERM, 130)],
+    [
+        (signal.SIGKILL, -signal.SIGKILL),
+        (signal.SIGINT, 130),
+        pytest.param(signal.SIGTERM, 130, marks=pytest.mark.slow),  # takes the way of SIGINT
+    ],
 )
 def test_a_stopped_run_goes_on_to_the_same_result(
     tmp_path: Path, unstopped: Path, number: signal.Signals, code: int
