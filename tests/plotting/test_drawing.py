@@ -651,9 +651,14 @@ def test_plans_of_two_sizes_in_shared_axes() -> None:
 
 def test_neighbours_in_shared_axes() -> None:
     figure = Figure()
-    for axes in figure.subplots(1, 2, sharex=True, sharey=True):
-        plotting.draw_neighbours(axes, [[0, 1], [2, 0]], [1, 1], [1.0, 0.5], [0, 1])
-    figure.draw_without_rendering()
+    left, right = figure.subplots(1, 2, sharex=True, sharey=True)
+    plotting.draw_neighbours(left, [[0, 1], [2, 0]], [1, 1], [1.0, 0.5], [0, 1])
+    plotting.draw_neighbours(right, [[0, 1], [2, 0]], [1, 1], [1.0, 0.5], [0, 1])
+    figure.draw_without_rendering()  # where matplotlib would refuse
+    for axes in (left, right):
+        (one, _), (other, _) = axes.transData.transform([(0, 0), (1, 0)])
+        (_, low), (_, high) = axes.transData.transform([(0, 0), (0, 1)])
+        assert other - one == pytest.approx(high - low)
 
 
 def test_hidden_ticks_are_not_those_of_the_others() -> None:

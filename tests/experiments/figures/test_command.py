@@ -111,6 +111,7 @@ def test_the_same_picture_is_the_same_file(kind: str, tmp_path: Path) -> None:
         main(tmp_path / folder, ["plan"], [kind])
     first, second = ((tmp_path / folder / f"plan.{kind}").read_bytes() for folder in ("a", "b"))
     assert first == second
+    assert not any(mark in first for mark in (b"CreationDate", b"<dc:date>"))  # and so tomorrow
 
 
 @pytest.mark.parametrize(
