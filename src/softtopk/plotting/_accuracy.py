@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
     from ._data import Array
 
-
-HIGHEST = 1e300
+HIGHEST = 1e300  # above all that a logarithmic axis will show
 
 
 class Convergence(NamedTuple):

@@ -26,7 +26,7 @@ from softtopk.experiments._drawing import save_figure
 from softtopk.experiments.errors import UsageError
 from softtopk.experiments.figures import CATALOGUE, _command, _convergence, main
 from softtopk.experiments.figures._exhibit import plain
-from softtopk.experiments.figures._index import write_index
+from softtopk.experiments.figures._index import index_page
 from softtopk.plotting import new_figure
 
 DOCS = Path(__file__).parents[3] / "docs" / "figures"
@@ -281,7 +281,7 @@ def test_no_axes_are_empty(name: str) -> None:
 
 
 def test_the_index_in_the_docs_is_that_of_its_folder() -> None:
-    assert (DOCS / "index.md").read_text() == write_index(DOCS)
+    assert (DOCS / "index.md").read_text() == index_page(DOCS)
     assert all((DOCS / f"{name}.png").is_file() for name in CATALOGUE)
 
 

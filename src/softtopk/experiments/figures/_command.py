@@ -16,7 +16,7 @@ from softtopk.plotting.style import standard_look
 
 from ._catalogue import CATALOGUE
 from ._exhibit import Exhibit, plain
-from ._index import INDEX, TITLE, caption_file, write_index
+from ._index import INDEX, TITLE, caption_file, index_page
 
 COLUMNS = 100
 
@@ -64,7 +64,7 @@ def _write_with_index(exhibit: Exhibit[Any], out: Path, kinds: Sequence[str]) ->
     """The same, and the index of all that there is, so that an interrupt finds it complete."""
     try:
         written = write_exhibit(exhibit, out, kinds)
-        _write_text(out / INDEX, write_index(out))
+        _write_text(out / INDEX, index_page(out))
     except OSError as error:
         reason = f"{error.strerror or error}: {error.filename2 or error.filename or out}"
         raise UsageError(f"--out {out}: cannot be written ({reason}); give another") from error

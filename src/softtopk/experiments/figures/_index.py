@@ -33,7 +33,7 @@ def caption_file(name: str) -> str:
     return f"{name}.caption.md"
 
 
-def write_index(folder: Path) -> str:
+def index_page(folder: Path) -> str:
     """The page in Markdown, with all figures of the catalogue that are in the folder."""
     parts = [HEAD]
     for name, exhibit in CATALOGUE.items():

@@ -35,8 +35,8 @@ class Indicator:
     """(m, 2) for each eps."""
 
 
-def make(points: int = POINTS) -> Indicator:
-    moving = torch.linspace(-REACH, REACH, points, dtype=torch.float64)
+def make() -> Indicator:
+    moving = torch.linspace(-REACH, REACH, POINTS, dtype=torch.float64)
     pairs = torch.stack([moving, torch.zeros_like(moving)], -1)
     return Indicator(
         moving,
