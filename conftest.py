@@ -1,6 +1,9 @@
 """Shared by tests and doctests."""
 
 import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -29,3 +32,21 @@ def _doctest_names(doctest_namespace: dict[str, Any]) -> None:
     """Doctests see torch and the public names."""
     doctest_namespace["torch"] = torch
     doctest_namespace.update({name: getattr(softtopk, name) for name in softtopk.__all__})
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    previous = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(previous)
+
+
+@pytest.fixture(params=["meta", "float64"])
+def other_defaults(request: pytest.FixtureRequest) -> Callable[[], AbstractContextManager[object]]:
+    """In which torch makes tensors on another device, or of another dtype, unless it is told."""
+    if request.param == "meta":
+        return partial(torch.device, "meta")
+    return partial(_default_dtype, torch.float64)

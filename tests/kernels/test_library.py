@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from softtopk import _environment, cli, kernels
 from softtopk.kernels import _library
@@ -204,3 +205,20 @@ def test_info_prints_each_state(
     monkeypatch.setattr(kernels, "status", lambda: status)
     last = cli._describe(_environment.collect()).splitlines()[-1]
     assert last.split(maxsplit=1) == ["kernels:", text]
+
+
+@needs_the_library
+@pytest.mark.parametrize("name", ["x", "mask", "tau", "indicator"])
+def test_no_pointer_of_another_device_reaches_the_library(name: str) -> None:
+    library = kernels.native()
+    assert library is not None
+    tensors = {
+        "x": torch.randn(2, 5),
+        "mask": torch.ones(2, 5, dtype=torch.bool),
+        "tau": torch.ones(2, 1, dtype=torch.float64),
+        "indicator": torch.empty(2, 5),
+    }
+    tensors[name] = tensors[name].to("meta")
+    x, mask, tau, indicator = tensors.values()
+    with pytest.raises(RuntimeError, match="device meta reached the native library"):
+        library.threshold(x, mask, 2.0, tau, True, indicator=indicator)

@@ -11,10 +11,13 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-_PLAIN = (Tensor, torch.nn.Parameter)
 # Of torch.func, and of the older vmap that gradcheck uses.
 _is_transformed = torch._C._functorch.is_functorch_wrapped_tensor
 _is_batched = torch._C._functorch.is_legacy_batchedtensor
+
+#: The dtypes that the solvers work in, and those of a count that custom operators take.
+REALS = (torch.float32, torch.float64)
+COUNTS = (torch.int64, *REALS)
 
 #: Number of places to fill: one for all rows, or one per row.
 Count = int | float | Tensor
@@ -136,10 +139,26 @@ def check_broadcast(
         )
 
 
+def check_rows(x: Tensor, axes: int = 1) -> None:
+    """Check the first argument of a custom operator: ``axes`` axes that are not empty."""
+    if x.dtype not in REALS or x.ndim < axes or 0 in x.shape[x.ndim - axes :]:
+        raise ValueError(
+            f"this operator needs float32 or float64 with at least {axes} axes, the last of which "
+            f"are not empty, got {x.dtype} of shape {tuple(x.shape)}"
+        )
+
+
+def operand(name: str, value: Tensor, shape: Sequence[int], *dtypes: torch.dtype) -> Tensor:
+    """A tensor argument of a custom operator: checked, and expanded to the shape it stands for."""
+    check_broadcast(name, value.shape, torch.Size(shape), what="the shape")
+    if value.dtype not in dtypes:
+        raise TypeError(f"{name} must be {' or '.join(map(str, dtypes))}, got {value.dtype}")
+    return value.expand(shape)
+
+
 def is_traced(tensor: Tensor) -> bool:
     """Whether there may be no value behind the tensor: it is being compiled, fake, or meta."""
-    plain = type(tensor) in _PLAIN and not tensor.is_meta
-    return torch.compiler.is_compiling() or not plain
+    return torch.compiler.is_compiling() or _is_dispatched(tensor) or tensor.is_meta
 
 
 def is_recorded() -> bool:
@@ -169,8 +188,16 @@ def is_readable(*tensors: Tensor) -> bool:
     if torch.compiler.is_compiling() or is_recorded():
         return False
     for tensor in tensors:
-        if type(tensor) not in _PLAIN or not tensor.is_cpu or _is_transformed(tensor):
+        if _is_dispatched(tensor) or not tensor.is_cpu:
             return False
-        if _is_batched(tensor):
+        if _is_transformed(tensor) or _is_batched(tensor):
             return False
     return True
+
+
+def _is_dispatched(tensor: Tensor) -> bool:
+    """Whether a subclass takes operations over, so that its memory may not be its value.
+
+    One that inherits torch's own handler is an ordinary tensor under another name.
+    """
+    return type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__

@@ -30,17 +30,22 @@ def batch_first(
 
 
 def opaque(
-    name: str, schema: str, function: type[torch.autograd.Function], fake: Callable[..., Any]
+    name: str,
+    schema: str,
+    solve: Callable[..., Any],
+    function: type[torch.autograd.Function],
+    fake: Callable[..., Any],
 ) -> Callable[..., Any]:
-    """The forward of an autograd function as a custom operator, for compilation and export.
+    """A solver as a custom operator, for compilation and export.
 
     It is one opaque call in the graph: traced, its loop would be unrolled and could not stop early.
-    ``fake`` makes outputs of the right shapes. The operator has the function's derivative and
-    batching rule too, so that an exported program can be trained.
+    ``fake`` makes outputs of the right shapes. The operator has the derivative of ``function``, so
+    that an exported program can be trained, and a batching rule.
+
+    Anyone can call it by its name in ``torch.ops``, so ``solve`` checks its arguments. It must not
+    call the operator again, as the forward of ``function`` does for tensors that are traced.
     """
-    operator = torch.library.custom_op(
-        name, lambda *inputs: function.forward(*inputs), mutates_args=(), schema=schema
-    )
+    operator = torch.library.custom_op(name, solve, mutates_args=(), schema=schema)
     operator.register_fake(fake)
     operator.register_autograd(function.backward, setup_context=function.setup_context)
     operator.register_vmap(

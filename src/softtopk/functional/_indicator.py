@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .. import kernels
-from ._arguments import Count, Strength, is_traced
+from ._arguments import COUNTS, REALS, Count, Strength, check_rows, is_traced, operand
 from ._autograd import batch_first, opaque, refuse_forward_mode
 from ._fusion import column, dense, native_for, per_row
 from ._rows import Rows, places_of
@@ -65,7 +65,7 @@ def _solve(
     x: Tensor, mask: Tensor | None, k: Count, tau: Strength, largest: bool
 ) -> tuple[Tensor, bool]:
     """A (..., n), and whether some of it may belong to infinite scores that share their places."""
-    library = kernels.native()
+    library = kernels.native() if x.is_cpu and x.numel() else None
     if library is None:
         rows = Rows(x, mask, tau, 1.0, 2.0 * tau, -1, x.dtype, largest).canonical()
         return torch.sigmoid(logits_of(rows, k)), True
@@ -87,13 +87,23 @@ def indicator_gradient(a: Tensor, grad: Tensor, tau: Strength, largest: bool = T
     tau = tau if largest else -tau
     library = None if torch.is_grad_enabled() else native_for(a, grad)
     if library is None:
-        s = a * (1.0 - a)
+        s = slopes(a)
         return torch.where(s > 0.0, s * (grad - weighted_mean(s, grad)) / tau, 0.0)
     return library.threshold_gradient(dense(a), dense(grad), per_row(tau, a))
 
 
+def slopes(a: Tensor) -> Tensor:
+    """s = A (1 - A), zero in rows where it has all but vanished: all of A is saturated there.
+
+    The root of the smallest number leaves room for the squares that second derivatives divide by.
+    """
+    s = a * (1.0 - a)
+    vanished = s.sum(-1, keepdim=True) < math.sqrt(torch.finfo(s.dtype).tiny)
+    return s.masked_fill(vanished, 0.0)
+
+
 def weighted_mean(s: Tensor, values: Tensor) -> Tensor:
-    """Mean of ``values`` with weights ``s``, 0 where these vanish: all of A is saturated there."""
+    """Mean of ``values`` with weights ``s`` from `slopes`, 0 where these vanish."""
     total = s.sum(-1, keepdim=True)
     return (s * values).sum(-1, keepdim=True) / torch.where(total > 0, total, 1.0)
 
@@ -152,9 +162,20 @@ class _TracedIndicator(torch.autograd.Function):
         return batch_first(_TracedIndicator.apply, info.batch_size, in_dims, inputs)
 
 
+def _checked_solve(
+    scores: Tensor, mask: Tensor | None, k: Tensor, tau: Tensor, largest: bool
+) -> Tensor:
+    check_rows(scores)
+    column = (*scores.shape[:-1], 1)
+    mask = None if mask is None else operand("mask", mask, scores.shape, torch.bool)
+    k, tau = operand("k", k, column, *COUNTS), operand("tau", tau, column, *REALS)
+    return _solve(scores, mask, k, tau, largest)[0]
+
+
 _soft_topk_op = opaque(
     "softtopk::soft_topk",
     "(Tensor scores, Tensor? mask, Tensor k, Tensor tau, bool largest) -> Tensor",
+    _checked_solve,
     _TracedIndicator,
     lambda scores, *_: scores.new_empty(scores.shape),
 )

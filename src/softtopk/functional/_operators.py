@@ -14,7 +14,7 @@ from ._fusion import fuses
 from ._indicator import indicator, indicator_of, is_direct
 from ._rank_indicator import rank_indicator_of
 from ._ranking import ranking_of
-from ._rows import Rows, rank_distances, rows_of, temperature
+from ._rows import Rows, chosen_of, largest_of, rank_distances, rows_of, temperature
 from ._sinkhorn import Sinkhorn
 from ._threshold import logits_of, threshold_of
 from ._transport import (
@@ -71,8 +71,8 @@ def soft_topk(
         normalize: ``"row"`` divides the cost of each row by its largest entry, ``"batch"`` that of
             all rows by the largest of all, as the paper's code does: its values of eps refer to
             that. The divisor is detached.
-        hard: Return the exact selection of ``torch.topk``, with the gradient of the soft one
-            (straight-through). A fractional k is rounded.
+        hard: Return the exact selection, as ``torch.topk`` does, with the gradient of the soft one
+            (straight-through). Of equal scores the first are selected. A fractional k is rounded.
         solver: ``"exact"``, or ``"sinkhorn"`` or a `Sinkhorn` for the paper's algorithm.
 
     Returns:
@@ -201,7 +201,8 @@ def sorted_soft_topk(
 
     Args:
         k: How many ranks, an int with 0 <= k <= n; k = n is a soft sort.
-        hard: Return the exact selection of ``torch.topk``, with the gradient of the soft one.
+        hard: Return the exact ranking, with the gradient of the soft one. Of equal scores the
+            first has the first rank.
 
     The other arguments are those of `soft_topk`, except that the normalised cost refers to the
     anchors 0..k.
@@ -238,7 +239,7 @@ def sorted_soft_topk(
     )
     sinkhorn = sinkhorn_setting(solver)
     if k == 0:
-        soft = rows.scores.new_zeros(*rows.scores.shape, 0)
+        soft = rows.scores.unsqueeze(-1)[..., :0]  # empty, and still a function of the scores
     elif sinkhorn is not None:
         soft = ranking_by_sinkhorn(rows.canonical(), k, sinkhorn)
     elif fuses(rows, k):
@@ -288,30 +289,19 @@ def sinkhorn_setting(solver: Solver) -> Sinkhorn | None:
 
 
 def hard_selection(rows: Rows, k: Count) -> Tensor:
-    """The 0/1 selection of torch.topk; elements that take no part are never selected."""
+    """The 0/1 selection of the round(k) largest; elements that take no part are never selected."""
     x = rows.scores.detach()
-    if isinstance(k, Tensor):
-        # Per row, so there is no torch.topk to agree with: the first round(k) in a stable order.
-        order = x.argsort(dim=-1, descending=True, stable=True)
-        chosen = torch.arange(rows.n, device=x.device) < k.detach().round()
-        selected = torch.zeros_like(x).scatter(-1, order, chosen.to(x.dtype).expand_as(x))
-    else:
-        index = _topk_indices(rows, round(k))
-        selected = torch.zeros_like(x).scatter(-1, index, 1.0)
-    return selected.masked_fill(x == -math.inf, 0.0)
+    chosen = chosen_of(x, k.detach().round() if isinstance(k, Tensor) else round(k))
+    return (chosen & (x != -math.inf)).to(x.dtype)
 
 
 def _hard_ranking(rows: Rows, k: int) -> Tensor:
     x = rows.scores.detach()
-    index = _topk_indices(rows, k).unsqueeze(-2)
+    index, best = largest_of(x, k)
+    order = best.argsort(dim=-1, descending=True, stable=True)
+    index = index.gather(-1, order).unsqueeze(-2)
     selected = torch.zeros(*x.shape, k, dtype=x.dtype, device=x.device).scatter(-2, index, 1.0)
     return selected.masked_fill((x == -math.inf).unsqueeze(-1), 0.0)
-
-
-def _topk_indices(rows: Rows, k: int) -> Tensor:
-    # Ties are broken as torch.topk breaks them for the scores as given, not for their negatives.
-    x = rows.scores if rows.largest else -rows.scores
-    return x.topk(k, dim=-1, largest=rows.largest).indices
 
 
 def straight_through(hard: Tensor, soft: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import kernels
-from ._arguments import Strength, is_traced
+from ._arguments import REALS, Strength, check_rows, is_traced, operand
 from ._autograd import batch_first, opaque, refuse_forward_mode
 from ._fusion import column, dense, native_for, per_row
 from ._ranking import pull_back, ranking_of, solve_ranking, warn_unless_converged
@@ -42,7 +42,7 @@ def _solve(
     The latter are for the derivative by the native library; without it the offsets
     are infinite.
     """
-    library = kernels.native()
+    library = kernels.native() if x.is_cpu and x.numel() else None
     if library is None:
         plan, _, converged = solve_ranking(_distances(x, mask, k, tau, largest))
         warn_unless_converged(converged)
@@ -140,9 +140,27 @@ class _TracedRankIndicator(torch.autograd.Function):
         return batch_first(_TracedRankIndicator.apply, info.batch_size, in_dims, inputs)
 
 
+def _checked_solve(
+    scores: Tensor, mask: Tensor | None, k: int, tau: Tensor, largest: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    mask, tau = _checked(scores, mask, k, tau)
+    return _solve(scores, mask, k, tau, largest)
+
+
+def _checked(
+    scores: Tensor, mask: Tensor | None, k: int, tau: Tensor
+) -> tuple[Tensor | None, Tensor]:
+    check_rows(scores)
+    if not 0 < k <= scores.shape[-1]:
+        raise ValueError(f"k must be between 1 and n={scores.shape[-1]}, got k={k}")
+    mask = None if mask is None else operand("mask", mask, scores.shape, torch.bool)
+    return mask, operand("tau", tau, (*scores.shape[:-1], 1), *REALS)
+
+
 _sorted_soft_topk_op = opaque(
     "softtopk::sorted_soft_topk",
     "(Tensor scores, Tensor? mask, int k, Tensor tau, bool largest) -> (Tensor, Tensor, Tensor)",
+    _checked_solve,
     _TracedRankIndicator,
     lambda scores, mask, k, *_: (scores.new_empty(*scores.shape, k), *_thresholds(scores, k)),
 )
@@ -158,7 +176,15 @@ def _sorted_soft_topk_gradient(
     tau: Tensor,
     largest: bool,
 ) -> Tensor:
-    return _gradient(scores, mask, (pivots, offsets), grad, tau, largest)
+    k, batch = offsets.shape[-1], scores.shape[:-1]
+    mask, tau = _checked(scores, mask, k, tau)
+    thresholds = (
+        operand("pivots", pivots, (*batch, k + 1), scores.dtype),
+        operand("offsets", offsets, (*batch, k), torch.float64),
+    )
+    grad = operand("grad", grad, (*scores.shape, k), scores.dtype)
+    with torch.no_grad():
+        return _gradient(scores, mask, thresholds, grad, tau, largest)
 
 
 _sorted_soft_topk_gradient.register_fake(lambda scores, *_: scores.new_empty(scores.shape))

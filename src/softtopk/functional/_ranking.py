@@ -32,7 +32,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ._arguments import is_readable, is_traced
+from ._arguments import check_rows, is_readable, is_traced
 from ._autograd import batch_first, opaque, refuse_forward_mode
 from ._rows import algebra_dtype
 from ._threshold import without_negligible
@@ -184,7 +184,7 @@ def _solve_covariance(upper: Tensor, lower: Tensor, right: Tensor) -> Tensor:
     half = torch.triu(_gram(upper, lower))
     matrix = half + torch.triu(half, 1).mT
     diagonal = matrix.diagonal(dim1=-2, dim2=-1)
-    alive = diagonal > math.sqrt(torch.finfo(matrix.dtype).tiny)
+    alive = diagonal > math.sqrt(torch.finfo(upper.dtype).tiny)
     scale = torch.where(alive, torch.where(alive, diagonal, 1.0).rsqrt(), 0.0)
     scaled = scale.unsqueeze(-1) * matrix * scale.unsqueeze(-2)
     scaled = scaled + torch.diag_embed((~alive).to(matrix.dtype))
@@ -200,11 +200,16 @@ def _covariance_times(upper: Tensor, lower: Tensor, u: Tensor) -> Tensor:
 
 
 def pull_back(plan: Tensor, grad: Tensor) -> Tensor:
-    """The derivative of the plan (..., n, k + 1) in the distances (..., n, k), times ``grad``."""
+    """The derivative of the plan (..., n, k + 1) in the distances (..., n, k), times ``grad``.
+
+    That in the distances from fixed thresholds is, with G_ij = sum_{l <= j} P_il grad_il and the
+    rest of that sum, N_ij G_ij - M_ij (sum_l P_il grad_il - G_ij): products of small tails where a
+    threshold is cold. A sum over ranks that has to cancel would leave noise, which the small
+    matrix entries of such a threshold then divide.
+    """
     upper, lower = tails_of(plan)
-    weighted = plan * grad
-    grad_l = weighted - plan * weighted.sum(-1, keepdim=True)
-    grad_a = grad_l[..., :-1].cumsum(-1)
+    before, after = tails_of(plan * grad)
+    grad_a = lower * before - upper * after
     u = _solve_covariance(upper, lower, grad_a.sum(-2))
     return grad_a - _covariance_times(upper, lower, u.unsqueeze(-2))
 
@@ -226,11 +231,7 @@ class _Ranking(torch.autograd.Function):
 
     @staticmethod
     def forward(d: Tensor) -> Tensor:
-        if is_traced(d):
-            return _ranking_op(d)
-        plan, _, converged = solve_ranking(d)
-        warn_unless_converged(converged)
-        return plan
+        return _ranking_op(d) if is_traced(d) else _solve(d)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
@@ -258,9 +259,21 @@ class _RankingForwardMode(_Ranking):
         return plan * (l_tangent - (plan * l_tangent).sum(-1, keepdim=True))
 
 
+def _solve(d: Tensor) -> Tensor:
+    plan, _, converged = solve_ranking(d)
+    warn_unless_converged(converged)
+    return plan
+
+
+def _checked_solve(d: Tensor) -> Tensor:
+    check_rows(d, axes=2)
+    return _solve(d)
+
+
 _ranking_op = opaque(
     "softtopk::ranking",
     "(Tensor d) -> Tensor",
+    _checked_solve,
     _Ranking,
     lambda d: d.new_empty(*d.shape[:-1], d.shape[-1] + 1),
 )

@@ -173,6 +173,27 @@ def pivot_of(x: Tensor, k: Count) -> Tensor:
     return x.topk(n - rank + 1, dim=-1, largest=False, sorted=False).values.amax(-1, keepdim=True)
 
 
+def chosen_of(x: Tensor, k: Count) -> Tensor:
+    """Which k elements of every row are the largest (..., n); of equal ones the first.
+
+    ``torch.topk`` does not say which of equal ones it takes. A NaN counts as infinite.
+    """
+    x = torch.where(x.isnan(), math.inf, x)
+    pivot = pivot_of(x, k)
+    above, tied = x > pivot, x == pivot
+    return above | (tied & (tied.cumsum(-1) <= k - above.sum(-1, keepdim=True)))
+
+
+def largest_of(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Places and values (..., k) of the k largest of every row, in the order of their places."""
+    chosen = chosen_of(x, k)
+    place = torch.where(chosen, chosen.cumsum(-1) - 1, k)  # the others go into a column of no use
+    index = torch.zeros(*x.shape[:-1], k + 1, dtype=torch.int64, device=x.device)
+    at = torch.arange(x.shape[-1], device=x.device).expand(x.shape)
+    index = index.scatter(-1, place, at)[..., :k]
+    return index, x.gather(-1, index)
+
+
 def distances(x: Tensor, pivot: Tensor, places: Tensor, tau: Strength) -> tuple[Tensor, Tensor]:
     """Scaled distances (x_i - pivot_j) / tau, infinite where the selection is decided already.
 

@@ -21,8 +21,10 @@ from ._arguments import (
     check_broadcast,
     check_choice,
     check_eps,
+    check_rows,
     is_readable,
     is_traced,
+    operand,
 )
 from ._autograd import batch_first, opaque, refuse_forward_mode
 from ._rows import algebra_dtype, compute_dtype
@@ -324,6 +326,18 @@ def _log(plan: Tensor) -> Tensor:
     return torch.log(torch.where(plan > 0, plan, 1.0))
 
 
+def _checked_solve(
+    cost: Tensor, mu: Tensor, nu: Tensor, eps: Tensor, tol: float, max_iter: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    check_rows(cost, axes=2)
+    (*batch, n, m), dtype = cost.shape, cost.dtype
+    mu, nu = operand("mu", mu, (*batch, n), dtype), operand("nu", nu, (*batch, m), dtype)
+    eps = operand("eps", eps, (*batch, 1), dtype)
+    if max_iter < 1:
+        raise ValueError(f"max_iter must be at least 1, got {max_iter}")
+    return _solve(cost, mu, nu, eps, tol, max_iter)
+
+
 def _fake_plan(
     cost: Tensor, mu: Tensor, nu: Tensor, eps: Tensor, tol: float, max_iter: int
 ) -> tuple[Tensor, ...]:
@@ -337,6 +351,7 @@ _implicit_op = opaque(
     "softtopk::entropic_plan",
     "(Tensor cost, Tensor mu, Tensor nu, Tensor eps, float tol, int max_iter)"
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _checked_solve,
     _Implicit,
     _fake_plan,
 )

@@ -20,7 +20,7 @@ from torch import Tensor
 from .. import kernels
 from ._arguments import Count, Strength, check_flag, is_traced, may_differentiate
 from ._fusion import dense, fuses, native_for, per_row
-from ._indicator import indicator_gradient, weighted_mean
+from ._indicator import indicator_gradient, slopes, weighted_mean
 from ._operators import (
     Normalize,
     Solver,
@@ -30,7 +30,7 @@ from ._operators import (
     straight_through,
     unsorted_rows,
 )
-from ._rows import Rows, compute_dtype
+from ._rows import Rows, compute_dtype, largest_of
 
 PIECE = 2**16  # elements
 
@@ -53,7 +53,7 @@ def soft_topk_softmax(
 
     Args:
         hard: Return the softmax over exactly the k largest elements, with the gradient of the soft
-            one (straight-through). A fractional k is rounded.
+            one (straight-through). Of equal scores the first are taken. A fractional k is rounded.
 
     The other arguments are those of `soft_topk`. A row of at most k elements, those that a mask or
     -inf excludes not counted, has its ordinary softmax.
@@ -81,7 +81,8 @@ def soft_topk_softmax(
         weights = _softmax(rows, k)
     else:
         rows = rows.canonical()
-        weights = softmax_or_zero(rows.scores + log_indicator_of(rows, k, sinkhorn))
+        log_a = log_indicator_of(rows, k, sinkhorn)
+        weights = softmax_or_zero(_from_largest(rows.scores) + log_a)
     return rows.restore(straight_through(kept, weights) if hard else weights)
 
 
@@ -99,7 +100,7 @@ def softmax_of_largest(scores: Tensor, mask: Tensor | None, k: int) -> tuple[Ten
         return weights.to(scores.dtype), index
     if mask is not None:
         scores = scores.masked_fill(~mask, -math.inf)
-    best, index = scores.topk(k, dim=-1, sorted=False)
+    index, best = largest_of(scores, k)
     return softmax_or_zero(best), index
 
 
@@ -117,6 +118,12 @@ def softmax_or_zero(scores: Tensor) -> Tensor:
     empty = (scores == -math.inf).all(-1, keepdim=True)
     # Filled before and after: a NaN in between would get into the gradient.
     return scores.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)
+
+
+def _from_largest(x: Tensor) -> Tensor:
+    """Scores measured from the largest: beside a large constant log A would lose its digits."""
+    largest = x.detach().amax(-1, keepdim=True)
+    return x - torch.where(largest.isfinite(), largest, 0.0)
 
 
 def _softmax(rows: Rows, k: Count) -> Tensor:
@@ -149,7 +156,7 @@ class _Softmax(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, mask: Tensor | None, k: Count, tau: Strength
     ) -> tuple[Tensor, Tensor]:
-        a = torch.empty(x.shape, dtype=x.dtype)
+        a = torch.empty_like(x, memory_format=torch.contiguous_format)
         w = _solve(x, mask, k, tau, a)
         held = tau if isinstance(tau, Tensor) else None
         ctx.save_for_backward(w, a, held)
@@ -179,7 +186,7 @@ def _gradient(w: Tensor, a: Tensor, grad: Tensor, tau: Strength) -> Tensor:
     if library is not None:
         return library.softmax_gradient(w, a, dense(grad), per_row(tau, w))
     centred = grad - (w * grad).sum(-1, keepdim=True)
-    quotient, s = w / torch.where(a > 0.0, a, 1.0), a * (1.0 - a)
+    quotient, s = w / torch.where(a > 0.0, a, 1.0), slopes(a)
     # From the steepest element, and so that its own distance is exactly zero: see the kernel.
     steepest = s.detach().argmax(-1, keepdim=True)
     first = quotient.gather(-1, steepest)
@@ -215,7 +222,7 @@ def _gradient_in_tau_of_rows(
 
     Saturated elements have no part in it.
     """
-    s = a * (1.0 - a)
+    s = slopes(a)
     free = s > 0.0
     z = torch.where(free, torch.logit(torch.where(free, a, 0.5)), 0.0)
     pull = torch.zeros_like(a) if grad_a is None else grad_a * s

@@ -29,7 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ._arguments import Count, is_readable, is_traced
+from ._arguments import COUNTS, Count, check_rows, is_readable, is_traced, operand
 from ._autograd import batch_first, opaque, refuse_forward_mode
 from ._fusion import native_for
 from ._rows import Rows, distances, pivot_of, places_of
@@ -137,27 +137,59 @@ def without_negligible(values: Tensor, d: Tensor, best: Tensor) -> Tensor:
 
 def log_slope(z: Tensor) -> Tensor:
     """log sigmoid'(z), finite also where z is infinite."""
-    limit = 0.125 * torch.finfo(z.dtype).max
-    z = z.clamp(-limit, limit)
+    z = _finite(z)
     return 2.0 * F.logsigmoid(z) - z
 
 
-def _weights(log_s: Tensor) -> Tensor:
+def _finite(z: Tensor) -> Tensor:
+    limit = 0.125 * torch.finfo(z.dtype).max
+    return z.clamp(-limit, limit)
+
+
+def _weights(d: Tensor, offset: Tensor, k: Tensor) -> Tensor:
     """w_i = s_i / sum_j s_j, the derivative of the offset in d, for s = sigmoid'(d - offset).
 
-    In logarithms it survives an underflow of all s.
+    In logarithms it survives an underflow of all s. But when cold, log s is as large as the offset,
+    whose rounding alone would move weight between the top and the rest. These leak equal masses at
+    the root, so each is divided by its own leak, in which the offset cancels. With an element's
+    share p of the top,
+
+        s_i / leak = (1 - A_i) (1 - p_i) A_i / leak_rest + A_i p_i (1 - A_i) / leak_top.
+
+    For constant p the leak of the rest less that of the top is k - sum p, a difference of zero that
+    has a derivative in k.
     """
-    return torch.softmax(log_s, -1)
+    z, fixed = _finite(d - offset), k.detach()
+    n_above, n_tied = (d > 0).sum(-1, keepdim=True), (d == 0).sum(-1, keepdim=True)
+    tied = (fixed - n_above).to(d.dtype) / n_tied.clamp(min=1)
+    share = torch.where(d == 0, tied, (d > 0).to(d.dtype))
+    log_a = F.logsigmoid(z)
+    top, rest = log_a - z + _log(share), log_a + _log(1.0 - share)
+    weight_rest = torch.softmax(rest, -1) * torch.sigmoid(-z)
+    if k.is_floating_point():
+        leak = torch.logsumexp(rest, -1, keepdim=True)
+        weight_rest = weight_rest / (1.0 + (fixed - k).to(d.dtype) * _capped_exp(-leak))
+    weight = weight_rest + torch.softmax(top, -1) * torch.sigmoid(z)
+    return weight / weight.sum(-1, keepdim=True)
 
 
-def _reciprocal(log_s: Tensor) -> Tensor:
+def _log(share: Tensor) -> Tensor:
+    """log p, finite also for p = 0."""
+    return _finite(torch.where(share > 0, torch.log(torch.where(share > 0, share, 1.0)), -math.inf))
+
+
+def _capped_exp(value: Tensor) -> Tensor:
+    """exp, but at most 1 / precision."""
+    return torch.exp(value.clamp(max=-math.log(torch.finfo(value.dtype).eps)))
+
+
+def _reciprocal(d: Tensor, offset: Tensor) -> Tensor:
     """1 / sum_j s_j, the derivative of the offset in -k.
 
     At low temperature it truly has no bound, as the root jumps from one element to the next where k
-    passes an integer. It is capped at 1 / precision.
+    passes an integer. It is capped.
     """
-    cap = -math.log(torch.finfo(log_s.dtype).eps)
-    return torch.exp((-torch.logsumexp(log_s, -1, keepdim=True)).clamp(max=cap))
+    return _capped_exp(-torch.logsumexp(log_slope(d - offset), -1, keepdim=True))
 
 
 class _Offset(torch.autograd.Function):
@@ -169,31 +201,20 @@ class _Offset(torch.autograd.Function):
 
     @staticmethod
     def forward(d: Tensor, k: Tensor) -> Tensor:
-        if is_traced(d):
-            return _offset_op(d, k)
-        library = native_for(d, k)
-        if library is None:
-            return solve_offset(d, k)[0]
-        offset = d.new_empty(*d.shape[:-1], 1)
-        places = k.to(torch.float64).contiguous()
-        library.threshold(d.contiguous(), None, places, 1.0, True, offset=offset)
-        # Where everything or nothing is selected; finite, since distances may be infinite there.
-        return offset.nan_to_num(0.0, posinf=0.0, neginf=-0.125 * torch.finfo(d.dtype).max)
+        return _offset_op(d, k) if is_traced(d) else _solve(d, k)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.k_dtype = inputs[1].dtype
-        ctx.save_for_backward(inputs[0], output)
-        ctx.save_for_forward(inputs[0], output)
+        ctx.save_for_backward(*inputs, output)
+        ctx.save_for_forward(*inputs, output)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None]:
-        d, offset = ctx.saved_tensors
-        log_s = log_slope(d - offset)
+        d, k, offset = ctx.saved_tensors
         grad_k = None
         if ctx.needs_input_grad[1]:
-            grad_k = (-grad * _reciprocal(log_s)).to(ctx.k_dtype)
-        return grad * _weights(log_s), grad_k
+            grad_k = (-grad * _reciprocal(d, offset)).to(k.dtype)
+        return grad * _weights(d, offset, k), grad_k
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Any, Any]:
@@ -203,19 +224,36 @@ class _Offset(torch.autograd.Function):
 class _OffsetForwardMode(_Offset):
     @staticmethod
     def jvp(ctx: Any, d_tangent: Tensor | None, k_tangent: Tensor | None) -> Tensor:
-        d, offset = ctx.saved_tensors
-        log_s = log_slope(d - offset)
+        d, k, offset = ctx.saved_tensors
         tangent = torch.zeros_like(offset)
         if d_tangent is not None:
-            tangent = tangent + (_weights(log_s) * d_tangent).sum(-1, keepdim=True)
+            tangent = tangent + (_weights(d, offset, k) * d_tangent).sum(-1, keepdim=True)
         if k_tangent is not None:
-            tangent = tangent - _reciprocal(log_s) * k_tangent.to(offset.dtype)
+            tangent = tangent - _reciprocal(d, offset) * k_tangent.to(offset.dtype)
         return tangent
+
+
+def _solve(d: Tensor, k: Tensor) -> Tensor:
+    """Offset (..., 1) of the distances ``d`` (..., n), without derivatives."""
+    library = native_for(d, k)
+    if library is None:
+        return solve_offset(d, k)[0]
+    offset = d.new_empty(*d.shape[:-1], 1)
+    places = k.to(torch.float64).contiguous()
+    library.threshold(d.contiguous(), None, places, 1.0, True, offset=offset)
+    # Where everything or nothing is selected; finite, since distances may be infinite there.
+    return offset.nan_to_num(0.0, posinf=0.0, neginf=-0.125 * torch.finfo(d.dtype).max)
+
+
+def _checked_solve(d: Tensor, k: Tensor) -> Tensor:
+    check_rows(d)
+    return _solve(d, operand("k", k, (*d.shape[:-1], 1), *COUNTS))
 
 
 _offset_op = opaque(
     "softtopk::offset",
     "(Tensor d, Tensor k) -> Tensor",
+    _checked_solve,
     _Offset,
     lambda d, k: d.new_empty(*d.shape[:-1], 1),
 )

@@ -71,7 +71,7 @@ class Native:
         """
         n = x.shape[-1]
         status = self._threshold[x.dtype](
-            x.data_ptr(),
+            _pointer(x),
             _pointer(mask),
             x.numel() // n,
             n,
@@ -91,12 +91,12 @@ class Native:
         n = a.shape[-1]
         grad_x = torch.empty_like(a)
         status = self._threshold_gradient[a.dtype](
-            a.data_ptr(),
-            grad.data_ptr(),
+            _pointer(a),
+            _pointer(grad),
             a.numel() // n,
             n,
             *_per_row(tau),
-            grad_x.data_ptr(),
+            _pointer(grad_x),
             torch.get_num_threads(),
         )
         _check(status)
@@ -118,14 +118,14 @@ class Native:
         n = x.shape[-1]
         w = torch.empty_like(x)
         status = self._softmax[x.dtype](
-            x.data_ptr(),
+            _pointer(x),
             _pointer(mask),
             x.numel() // n,
             n,
             *_per_row(k),
             *_per_row(tau),
             _pointer(indicator),
-            w.data_ptr(),
+            _pointer(w),
             torch.get_num_threads(),
         )
         _check(status)
@@ -137,13 +137,13 @@ class Native:
         w = x.new_empty(*x.shape[:-1], k)
         index = torch.empty_like(w, dtype=torch.int64)
         status = self._hard_softmax[x.dtype](
-            x.data_ptr(),
+            _pointer(x),
             _pointer(mask),
             x.numel() // n,
             n,
             k,
-            w.data_ptr(),
-            index.data_ptr(),
+            _pointer(w),
+            _pointer(index),
             torch.get_num_threads(),
         )
         _check(status)
@@ -154,13 +154,13 @@ class Native:
         n = w.shape[-1]
         grad_x = torch.empty_like(w)
         status = self._softmax_gradient[w.dtype](
-            w.data_ptr(),
-            a.data_ptr(),
-            grad.data_ptr(),
+            _pointer(w),
+            _pointer(a),
+            _pointer(grad),
             w.numel() // n,
             n,
             *_per_row(tau),
-            grad_x.data_ptr(),
+            _pointer(grad_x),
             torch.get_num_threads(),
         )
         _check(status)
@@ -179,17 +179,17 @@ class Native:
         offsets = x.new_empty(*batch, k, dtype=torch.float64)
         converged = x.new_empty(batch, dtype=torch.bool)
         status = self._ranking[x.dtype](
-            x.data_ptr(),
+            _pointer(x),
             _pointer(mask),
             x.numel() // n,
             n,
             k,
             *_per_row(tau),
             largest,
-            plan.data_ptr(),
-            pivots.data_ptr(),
-            offsets.data_ptr(),
-            converged.data_ptr(),
+            _pointer(plan),
+            _pointer(pivots),
+            _pointer(offsets),
+            _pointer(converged),
             torch.get_num_threads(),
         )
         _check(status)
@@ -209,17 +209,17 @@ class Native:
         n, k = grad.shape[-2:]
         grad_x = torch.empty_like(x)
         status = self._ranking_gradient[x.dtype](
-            x.data_ptr(),
+            _pointer(x),
             _pointer(mask),
-            pivots.data_ptr(),
-            offsets.data_ptr(),
-            grad.data_ptr(),
+            _pointer(pivots),
+            _pointer(offsets),
+            _pointer(grad),
             x.numel() // n,
             n,
             k,
             *_per_row(tau),
             largest,
-            grad_x.data_ptr(),
+            _pointer(grad_x),
             torch.get_num_threads(),
         )
         _check(status)
@@ -227,11 +227,19 @@ class Native:
 
 
 def _pointer(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
+    """Where the library finds the tensor. What is not in the CPU's memory would end the process."""
+    if tensor is None:
+        return None
+    if not tensor.is_cpu:
+        raise RuntimeError(
+            f"a tensor on the device {tensor.device} reached the native library, which works on "
+            "the CPU; please report this call"
+        )
+    return tensor.data_ptr()
 
 
 def _per_row(value: float | Tensor) -> tuple[float, int | None]:
-    return (0.0, value.data_ptr()) if isinstance(value, Tensor) else (value, None)
+    return (0.0, _pointer(value)) if isinstance(value, Tensor) else (value, None)
 
 
 def _check(status: int) -> None:
