@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import pickle
 import re
 import subprocess
 import sys
@@ -23,6 +24,10 @@ from transformers import (
     AttentionMaskInterface,
     AutoConfig,
     AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForImageClassification,
+    AutoModelForMaskedLM,
+    AutoModelForSeq2SeqLM,
     BartConfig,
     BartForConditionalGeneration,
     BertConfig,
@@ -172,7 +177,10 @@ def build(name: str, attention: str = "soft_topk", **settings: Any) -> PreTraine
     config = copy.deepcopy(family.config)
     for key, value in settings.items():
         setattr(config, key, value)
-    model = family.model._from_config(config, attn_implementation=attention)
+    return randomized(family.model._from_config(config, attn_implementation=attention))
+
+
+def randomized(model: PreTrainedModel) -> PreTrainedModel:
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for weight in model.parameters():
@@ -654,15 +662,104 @@ def test_use_soft_topk_on_a_finished_model(name: str) -> None:
     assert torch.equal(model(**inputs).logits, expected)
 
 
-@pytest.mark.parametrize("name", ["bert", "llama", "t5", "bart", "vit"])
+# --------------------------------------------------------------------------------- saved and loaded
+
+
+AUTO = {
+    "bert": AutoModelForMaskedLM,
+    "gpt2": AutoModelForCausalLM,
+    "llama": AutoModelForCausalLM,
+    "mistral": AutoModelForCausalLM,
+    "t5": AutoModelForSeq2SeqLM,
+    "bart": AutoModelForSeq2SeqLM,
+    "vit": AutoModelForImageClassification,
+}
+
+
+def implementations(model: PreTrainedModel) -> set[str]:
+    """Of all the parts of a model."""
+    return {part.config._attn_implementation for part in model.modules() if hasattr(part, "config")}
+
+
+@every_family
 def test_saved_and_loaded(name: str, tmp_path: Path) -> None:
+    """By the class, by the auto class, and once more."""
     inputs = inputs_of(name)
-    options = {"topk": 3, "eps": 0.7, "normalize": None, "hard": "eval"}
-    model = build(name, soft_topk=options)
+    model = use_soft_topk(build(name, "sdpa"), topk=3, eps=0.7, normalize="row", hard="eval")
+    expected = model(**inputs).logits
+    for times, loader in enumerate((type(model), AUTO[name], AUTO[name])):
+        folder = tmp_path / str(times)
+        model.save_pretrained(folder)
+        model = loader.from_pretrained(folder)
+        assert implementations(model) == {"soft_topk"}
+        options = {"topk": 3, "eps": 0.7, "normalize": "row", "hard": "eval"}
+        assert model.config.soft_topk == options
+        assert torch.equal(model(**inputs).logits, expected)
+    made = AUTO[name].from_config(AutoConfig.from_pretrained(folder))
+    assert implementations(made) == {"soft_topk"}
+
+
+def test_a_generation_config_has_none_of_it(tmp_path: Path) -> None:
+    use_soft_topk(build("llama", "sdpa"), topk=3).save_pretrained(tmp_path)
+    assert "soft_topk" in (tmp_path / "config.json").read_text(encoding="utf-8")
+    assert "soft_topk" not in (tmp_path / "generation_config.json").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_an_implementation_that_is_asked_for_wins(attention: str, tmp_path: Path) -> None:
+    expected = logits_of(build("llama", attention))
+    use_soft_topk(build("llama"), topk=3).save_pretrained(tmp_path)
+    config = AutoConfig.from_pretrained(tmp_path)
+    assert config._attn_implementation == "soft_topk"
+    for loader in (LlamaForCausalLM, AutoModelForCausalLM):
+        for given in ({}, {"config": config}):
+            model = loader.from_pretrained(tmp_path, attn_implementation=attention, **given)
+            assert torch.equal(logits_of(model), expected)
+    made = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+    assert implementations(made) == {attention}
+
+
+def test_a_model_that_was_turned_back_is_saved_so(tmp_path: Path) -> None:
+    expected = logits_of(build("llama", "sdpa"))
+    model = use_soft_topk(build("llama", "sdpa"), topk=3)
     model.save_pretrained(tmp_path)
-    assert AutoConfig.from_pretrained(tmp_path).soft_topk == options
-    again = type(model).from_pretrained(tmp_path, attn_implementation="soft_topk")
-    assert torch.equal(again(**inputs).logits, model(**inputs).logits)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert not torch.allclose(logits_of(model), expected, atol=1e-2)
+    model.set_attn_implementation("sdpa")
+    model.save_pretrained(tmp_path)
+    assert torch.equal(logits_of(AutoModelForCausalLM.from_pretrained(tmp_path)), expected)
+
+
+COPIES: dict[str, Callable[[PreTrainedConfig], PreTrainedConfig]] = {
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda config: pickle.loads(pickle.dumps(config)),
+    "dict": lambda config: type(config).from_dict(config.to_dict()),
+    "difference": lambda config: type(config).from_dict(config.to_diff_dict()),
+    "arguments": lambda config: type(config)(**config.to_dict()),
+}
+
+
+@pytest.mark.parametrize("way", COPIES)
+def test_copies_of_a_config(way: str) -> None:
+    config = use_soft_topk(clip_config(), topk=3, eps=0.7)
+    copied = COPIES[way](config)
+    assert copied.to_dict() == config.to_dict()
+    assert implementations(AutoModel.from_config(copied)) == {"soft_topk"}
+
+
+def test_a_process_that_does_not_import_the_integration(tmp_path: Path) -> None:
+    """It cannot have the attention: transformers refuses the model, unless another is asked for."""
+    use_soft_topk(build("llama", "sdpa"), topk=3).save_pretrained(tmp_path)
+    code = f"""
+from transformers import AutoModelForCausalLM
+AutoModelForCausalLM.from_pretrained({str(tmp_path)!r}, attn_implementation="sdpa")
+print("sdpa is loaded")
+AutoModelForCausalLM.from_pretrained({str(tmp_path)!r})
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert run.stdout.strip() == "sdpa is loaded"
+    assert run.returncode == 1
+    assert 'ValueError: Specified `attn_implementation="soft_topk"` is not supported' in run.stderr
 
 
 def clip_config() -> CLIPConfig:
@@ -672,39 +769,83 @@ def clip_config() -> CLIPConfig:
     return CLIPConfig(text_config=text, vision_config=vision, projection_dim=16)
 
 
-def test_configs_inside_a_config(tmp_path: Path) -> None:
-    inputs = {
-        "input_ids": inputs_of("bert")["input_ids"],
-        "attention_mask": inputs_of("bert")["attention_mask"],
-        "pixel_values": inputs_of("vit")["pixel_values"],
-    }
+CLIP_INPUTS = {
+    "input_ids": inputs_of("bert")["input_ids"],
+    "attention_mask": inputs_of("bert")["attention_mask"],
+    "pixel_values": inputs_of("vit")["pixel_values"],
+}
+
+
+@pytest.mark.parametrize("loader", [AutoModel, CLIPModel])
+def test_configs_inside_a_config(loader: Any, tmp_path: Path) -> None:
     config = use_soft_topk(clip_config(), topk=3, eps=0.7)
     model = AutoModel.from_config(config).eval()
     assert isinstance(model, CLIPModel)
-    expected = model(**inputs).logits_per_image
+    expected = model(**CLIP_INPUTS).logits_per_image
     model.save_pretrained(tmp_path)
-    again = AutoModel.from_pretrained(tmp_path, attn_implementation="soft_topk")
+    again = loader.from_pretrained(tmp_path)
+    assert implementations(again) == {"soft_topk"}
     assert again.config.text_config.soft_topk == again.config.vision_config.soft_topk
-    assert torch.equal(again(**inputs).logits_per_image, expected)
+    assert torch.equal(again(**CLIP_INPUTS).logits_per_image, expected)
     # One part of it can be another.
     again.config.vision_config.soft_topk = {"topk": 64}
-    assert not torch.equal(again(**inputs).logits_per_image, expected)
+    assert not torch.equal(again(**CLIP_INPUTS).logits_per_image, expected)
+    ordinary = loader.from_pretrained(tmp_path, attn_implementation="sdpa")
+    assert implementations(ordinary) == {"sdpa"}
+
+
+@pytest.mark.parametrize("other", ["", "text_config", "vision_config"])
+def test_a_part_with_another_implementation(other: str, tmp_path: Path) -> None:
+    """The config outside and those inside are saved each with its own."""
+    model = use_soft_topk(AutoModel.from_config(clip_config()).eval(), topk=3)
+    model.set_attn_implementation({other: "sdpa"})
+    model.save_pretrained(tmp_path)
+    again = AutoModel.from_pretrained(tmp_path)
+    for config in (model.config, again.config):
+        parts = {key: getattr(config, key, config) for key in ("", "text_config", "vision_config")}
+        found = {name: part._attn_implementation for name, part in parts.items()}
+        assert found == {**dict.fromkeys(parts, "soft_topk"), other: "sdpa"}
+    logits = [each(**CLIP_INPUTS).logits_per_image for each in (model, again)]
+    assert torch.equal(*logits)
+
+
+ENCODER_DECODER_INPUTS = {
+    **{key: inputs_of("bert")[key] for key in ("input_ids", "attention_mask")},
+    "decoder_input_ids": inputs_of("gpt2")["input_ids"],
+}
+
+
+def encoder_decoder() -> PreTrainedModel:
+    decoder = GPT2Config(**FAMILIES["gpt2"].config.to_diff_dict() | {"add_cross_attention": True})
+    config = EncoderDecoderConfig.from_encoder_decoder_configs(FAMILIES["bert"].config, decoder)
+    return randomized(EncoderDecoderModel(config))
 
 
 def test_an_encoder_and_a_decoder_of_two_families() -> None:
-    decoder = GPT2Config(**FAMILIES["gpt2"].config.to_diff_dict() | {"add_cross_attention": True})
-    config = EncoderDecoderConfig.from_encoder_decoder_configs(FAMILIES["bert"].config, decoder)
-    model = EncoderDecoderModel(config).eval()
-    inputs = {
-        **{key: inputs_of("bert")[key] for key in ("input_ids", "attention_mask")},
-        "decoder_input_ids": inputs_of("gpt2")["input_ids"],
-    }
+    inputs = ENCODER_DECODER_INPUTS
+    model = encoder_decoder()
     model.set_attn_implementation("eager")
     expected = model(**inputs).logits
     use_soft_topk(model, topk=64)
     torch.testing.assert_close(model(**inputs).logits, expected, rtol=0, atol=1e-5)
     use_soft_topk(model, topk=2)
     assert not torch.allclose(model(**inputs).logits, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("part", ["both", "encoder"])
+def test_an_encoder_and_a_decoder_saved(part: str, tmp_path: Path) -> None:
+    inputs = ENCODER_DECODER_INPUTS
+    model = encoder_decoder()
+    ordinary = model(**inputs).logits
+    use_soft_topk(model if part == "both" else model.encoder, topk=2)
+    expected = model(**inputs).logits
+    assert not torch.allclose(expected, ordinary, rtol=0, atol=1e-5)
+    model.save_pretrained(tmp_path)
+    for loader in (EncoderDecoderModel, AutoModelForSeq2SeqLM):
+        again = loader.from_pretrained(tmp_path)
+        assert torch.equal(again(**inputs).logits, expected)
+        again = loader.from_pretrained(tmp_path, attn_implementation="sdpa")
+        assert torch.equal(again(**inputs).logits, ordinary)
 
 
 # ---------------------------------------------------------------------------------- what is refused

@@ -476,6 +476,44 @@ def test_compiled_without_gradient():
     assert_close(compiled(query, key, value), attention(query, key, value))
 
 
+@pytest.mark.parametrize("topk", [3, 7])
+@pytest.mark.parametrize("hard", [False, True])
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"normalize": "row"},
+        {"is_causal": True},
+        {"attn_mask": CAUSAL.isfinite()},
+        {"attn_mask": CAUSAL},
+        {"dropout_p": 0.4},
+        {"eps": torch.tensor([[0.5], [2.0], [1.0], [0.1]])},
+    ],
+    ids=lambda options: " ".join(options) or "plain",
+)
+def test_the_defaults_of_torch_do_not_matter(other_defaults, topk, hard, gradients, options):
+    """Two heads of the query share a key."""
+    query, _, _ = inputs(2, 4, dtype=torch.float32)
+    _, key, value = inputs(2, 2, dtype=torch.float32)
+    direction = randn(2, 4, 5, 3, seed=3, dtype=torch.float32)
+    options = {"hard": hard, "enable_gqa": True, **options}
+
+    def attend():
+        torch.manual_seed(0)
+        tensors = [x.clone().requires_grad_(gradients) for x in (query, key, value)]
+        output, weights = soft_topk_attention(*tensors, topk, **options, need_weights=True)
+        alone = soft_topk_attention(*tensors, topk, **options)
+        found = torch.autograd.grad(output, tensors, direction) if gradients else ()
+        return [output, weights, alone, *found]
+
+    expected = attend()
+    with other_defaults():
+        got = attend()
+    for left, right in zip(got, expected, strict=True):
+        assert_close(left, right, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("hard", [False, True])
 @pytest.mark.parametrize("topk", [2, 7])
 def test_transforms(hard, topk):

@@ -22,6 +22,24 @@ def test_same_as_the_function(module, function):
         assert torch.equal(layer(scores, mask), function(scores, 2, mask=mask, **options))
 
 
+@pytest.mark.parametrize("module", [SoftTopK, SortedSoftTopK])
+@pytest.mark.parametrize(
+    "options", [OPTIONS, {"eps": torch.tensor(0.7)}, {"solver": Sinkhorn(max_iter=500), "eps": 2.0}]
+)
+def test_the_defaults_of_torch_do_not_matter(module, options, other_defaults):
+    layer = module(2, **options)
+    scores, mask = torch.randn(6, 3, requires_grad=True), torch.rand(6, 3) > 0.2
+
+    def select():
+        selected = layer(scores, mask)
+        return selected, *torch.autograd.grad(selected.square().sum(), [scores])
+
+    expected = select()
+    with other_defaults():
+        got = select()
+    torch.testing.assert_close(got, expected, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize(("module", "function"), PAIRS)
 def test_copies(module, function):
     layer = module(2, eps=nn.Parameter(torch.tensor(0.5)))

@@ -369,6 +369,56 @@ def test_from_the_meta_device(learn_eps):
 
 
 @pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"hard_eval": True, "dropout": 0.3},
+        {"learn_eps": True, "add_bias_kv": True},
+        {"eps": torch.tensor([0.5, 2.0, 1.0, 0.1]), "add_zero_attn": True, "normalize": "row"},
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize(
+    "masks",
+    [
+        {},
+        {"key_padding_mask": PADDING, "attn_mask": MASK},
+        {"key_padding_mask": PADDING, "attn_mask": additive(MASK).float()},
+    ],
+    ids=["unmasked", "boolean", "mixed"],
+)
+def test_the_defaults_of_torch_do_not_matter(other_defaults, training, options, masks):
+    """Once the module is made."""
+    made = SoftTopKAttention(E, H, topk=2, **options).train(training)
+    tensors = [x.detach().float() for x in inputs()]
+
+    def attend():
+        torch.manual_seed(0)
+        output, weights = made(*tensors, **masks)
+        with torch.no_grad():
+            without_gradient, _ = made(*tensors, **masks, need_weights=False)
+        gradients = torch.autograd.grad(output.square().sum(), [*made.parameters()])
+        return [output, weights, without_gradient, *gradients]
+
+    expected = attend()
+    with other_defaults():
+        got = attend()
+    for left, right in zip(got, expected, strict=True):
+        assert_close(left, right, rtol=0, atol=0)
+
+
+def test_setting_eps_under_other_defaults(other_defaults):
+    for options in ({}, {"learn_eps": True}):
+        made = SoftTopKAttention(E, H, topk=2, **options)
+        for eps in (0.5, torch.tensor([0.5, 2.0, 1.0, 0.1])):
+            made.eps = eps
+            expected = torch.as_tensor(made.eps).detach().clone()
+            with other_defaults():
+                made.eps = eps
+            assert_close(torch.as_tensor(made.eps).detach(), expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("norm_first", [False, True])
 def test_in_an_encoder_layer(training, norm_first):
     """Its fast path would compute ordinary attention without a call of ours."""

@@ -15,8 +15,9 @@ or, by the name, ``AutoModel.from_config(config, attn_implementation="soft_topk"
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import wraps
 from importlib import import_module
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -96,8 +97,8 @@ def use_soft_topk(
     """Give a model top-k attention, or every model that is made from a config.
 
     Sets the implementation to ``"soft_topk"`` and the attribute ``soft_topk`` to the options, in
-    the config and in the configs inside it, such as those of an encoder and a decoder. The options
-    are saved with the config.
+    the config and in the configs inside it, such as those of an encoder and a decoder. Both are
+    saved with the config, so that a saved model has top-k attention when it is loaded.
 
     Args:
         target: a model or a config of transformers. It is changed.
@@ -298,5 +299,25 @@ def _no_interface(name: str) -> str:
     )
 
 
+def _saves_the_name(to_dict: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:
+    """`PreTrainedConfig.to_dict` leaves out the implementation: add it if it is this one.
+
+    transformers itself reads ``attn_implementation`` when it makes a config of a dictionary, and
+    refuses to make a model of that config if nothing has registered the name.
+    """
+
+    @wraps(to_dict)
+    def with_name(config: PreTrainedConfig) -> dict[str, Any]:
+        saved = to_dict(config)
+        own, *inside = (getattr(each, "_attn_implementation", None) for each in _configs(config))
+        if NAME in (own, *inside):
+            # A dictionary: a plain name, or none, would be set in the configs inside, too.
+            saved["attn_implementation"] = {"": NAME} if own == NAME else {}
+        return saved
+
+    return with_name
+
+
 AttentionInterface.register(NAME, soft_topk_attention_forward)
 AttentionMaskInterface.register(NAME, soft_topk_mask)
+PreTrainedConfig.to_dict = _saves_the_name(PreTrainedConfig.to_dict)
