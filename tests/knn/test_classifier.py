@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 
 import numpy as np
 import pandas as pd
@@ -218,6 +220,46 @@ def test_the_global_generators_are_left_alone() -> None:
         model.predict(X)
     assert torch.equal(torch.get_rng_state(), before[0])
     np.testing.assert_array_equal(np.random.get_state()[1], before[1])  # noqa: NPY002
+
+
+def with_dropout(shape: tuple[int, ...]) -> nn.Module:
+    """A network that draws from torch's global generator."""
+    return nn.Sequential(nn.Linear(*shape, 8), nn.Dropout(0.5), nn.Linear(8, 4))
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"relaxation": "relax-subsample"}, {"network": with_dropout}]
+)
+def test_fits_in_threads_are_those_in_a_row(settings: dict) -> None:
+    X, y = blobs(40)
+    together = Barrier(4)
+
+    def fit(seed: int, wait: bool = True) -> np.ndarray:
+        if wait:
+            together.wait(60)
+        model = quick(epochs=2, random_state=seed, batch_size=5, **settings)
+        return model.fit(X, y).transform(X)
+
+    expected = [fit(seed, wait=False) for seed in range(8)]
+    before = torch.get_rng_state()
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(fit, range(8)))
+    np.testing.assert_array_equal(found, expected)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("relaxation", ["soft-topk", "stochastic-neural-sort"])
+def test_a_fit_leaves_what_other_threads_draw_alone(relaxation: str) -> None:
+    X, y = blobs(40)
+    torch.manual_seed(5)
+    with ThreadPoolExecutor(1) as pool:
+        fit = pool.submit(quick(epochs=10, relaxation=relaxation).fit, X, y)
+        drawn = [torch.rand(1).item()]
+        while not fit.done():
+            drawn.append(torch.rand(1).item())
+        fit.result()
+    torch.manual_seed(5)
+    assert drawn == [torch.rand(1).item() for _ in drawn]
 
 
 def test_a_module_is_copied_with_its_weights() -> None:

@@ -25,10 +25,11 @@ from torch import Tensor, nn
 from .._checks import check_integer, check_number
 from .._training import DivergedError, seeded
 from ..functional._arguments import check_choice
+from ..relaxations._registry import is_ours
 from ._distances import Metric
 from ._loss import KNNObjective, Objective, RelaxationLike, check_options
 from ._neighbours import BACKENDS, INDICES, Backend, Floats, Index, Ints, Neighbours
-from ._networks import default_network
+from ._networks import drawn_network
 from ._progress import Progress
 from ._training import Optimizer, Recipe, Schedule, Training
 
@@ -86,8 +87,11 @@ class SoftKNNClassifier(
         device: ``"cpu"``, another device of torch, or ``"auto"`` for an accelerator if there is
             one.
         random_state: Decides the weights, the order of the samples and the samples set aside.
-            The same number gives the same classifier, on the same machine. The global generators
-            of torch and numpy are left alone, unless this is None, which draws from numpy's.
+            The same number gives the same classifier, on the same machine, also if other threads
+            fit others at the same time. The global generators of torch and numpy are left alone,
+            with two exceptions. None draws from numpy's. And a ``network`` or ``relaxation`` of
+            your own may draw from torch's: it is seeded for a while and then put back, for one
+            ``fit`` at a time, and no other thread should draw from it meanwhile.
         verbose: 0 is silent, 1 shows the progress.
 
     Attributes:
@@ -281,7 +285,16 @@ class SoftKNNClassifier(
             options=self.relaxation_options,
             leave_one_out=bool(self.leave_one_out),
         )
-        return Training(objective, inputs, labels, recipe, seed=seed, device=self._device())
+        return Training(
+            objective,
+            inputs,
+            labels,
+            recipe,
+            seed=seed,
+            device=self._device(),
+            # Code that is not ours may draw from torch's global generator.
+            own_generator=self.network is None and is_ours(self.relaxation),
+        )
 
     def _run(self, training: Training, validation: _Validation | None) -> None:
         with Progress(training.recipe.epochs, int(self.verbose)) as progress:
@@ -314,12 +327,14 @@ class SoftKNNClassifier(
         return np.sort(kept), np.sort(held)
 
     def _new_network(self, inputs: Tensor, seed: int) -> nn.Module:
+        if self.network is None:
+            return drawn_network(self.input_shape_, seed)
         device = self._device()
         with seeded(seed, device):
             if isinstance(self.network, nn.Module):
                 network = copy.deepcopy(self.network)
             else:
-                network = self._make_network(self.network or default_network)
+                network = self._make_network(self.network)
             if not isinstance(network, nn.Module):
                 raise TypeError(f"network must make an nn.Module, got {type(network).__name__}")
             network = network.to(device).eval()
@@ -334,7 +349,8 @@ class SoftKNNClassifier(
 
     def _make_network(self, make: Callable[[tuple[int, ...]], nn.Module]) -> nn.Module:
         try:
-            return make(self.input_shape_)
+            with torch.device("cpu"):  # whatever the default device is: it moves afterwards
+                return make(self.input_shape_)
         except TypeError as error:
             raise TypeError(
                 f"network={make!r} cannot be called with {self.input_shape_}, the shape of a "
