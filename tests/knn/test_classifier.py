@@ -136,6 +136,53 @@ def test_an_offset_and_a_scale_do_not_matter() -> None:
     assert (raw.mean_, raw.scale_) == (0.0, 1.0)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "exponent"),
+    [
+        *((np.float64, exponent) for exponent in (515, 1020, -1000)),
+        *((np.float32, exponent) for exponent in (125, -99)),
+    ],
+)
+def test_columns_of_any_size_are_standardised(dtype: type, exponent: int) -> None:
+    """From 1e-300 to the largest numbers; a power of two changes no digit."""
+    X, y = blobs()
+    X = X.astype(dtype)
+    model = quick().fit(X, y)
+    scaled = np.ldexp(X, exponent)
+    other = quick().fit(scaled, y)
+    np.testing.assert_array_equal(other.transform(scaled), model.transform(X))
+    np.testing.assert_array_equal(other.scale_, np.ldexp(model.scale_, exponent))
+
+
+def test_columns_at_the_end_of_the_range() -> None:
+    X, y = blobs()
+    largest = np.finfo(np.float64).max
+    X[:, 0] = np.where(y == 0, largest, -largest)
+    X[:, 1] = 0.3 * largest  # constant: its mean is not quite that
+    X[:, 2] = np.where(y == 0, 1e-310, 0)
+    X[:, 3] = 5e-324
+    X[:, 4] = np.where(y == 0, 5e-324, 0)  # whose deviation is rounded to zero
+    model = quick().fit(X, y)
+    inputs = model._inputs(X).numpy().astype(np.float64)
+    np.testing.assert_allclose(inputs[:, [0, 2]].mean(0), 0, atol=1e-6)
+    np.testing.assert_allclose(inputs[:, [0, 2]].std(0), 1, rtol=1e-6)
+    np.testing.assert_allclose(inputs[:, [1, 3, 4]], 0, atol=1e-12)
+    assert np.isfinite(model.transform(X)).all()
+
+
+def test_what_is_too_large_for_the_network_is_named() -> None:
+    X, y = blobs()
+    model = quick().fit(X, y)
+    X[3, 1] = 1e300
+    with pytest.raises(ValueError, match=r"1e\+300 in row 3, column 1: standardised as in fit"):
+        model.predict(X)
+    with pytest.raises(ValueError, match=r"row 3, column 1: it is too large .* standardize=True"):
+        quick(standardize=False).fit(X, y)
+    images = X[:, :8].reshape(-1, 2, 2, 2)
+    with pytest.raises(ValueError, match=r"1e\+300 in row 3, column 1"):
+        quick(standardize=False).fit(images, y)
+
+
 def test_a_constant_column_stays_harmless() -> None:
     X, y = blobs()
     X[:, 3] = 0.1  # whose deviation is computed as 1e-17 or so
