@@ -22,14 +22,15 @@ APPLICATIONS = {"relaxations", "knn", "seq2seq"}
 MAY_IMPORT: dict[str, set[str]] = {
     "kernels": set(),
     "_checks": set(),
+    "_random": set(),
     "_training": set(),
     "plotting": set(),
     "_environment": {"kernels"},
     "functional": {"kernels"},
     "nn": {"functional", "_checks"},
     "__init__": OPERATORS,
-    "relaxations": OPERATORS,
-    "knn": OPERATORS | {"_checks", "_training", "relaxations"},
+    "relaxations": OPERATORS | {"_random"},
+    "knn": OPERATORS | {"_checks", "_random", "_training", "relaxations"},
     "seq2seq": OPERATORS | {"_checks"},
     "integrations": OPERATORS | {"_checks"},
     "experiments": (

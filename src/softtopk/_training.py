@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -18,11 +19,21 @@ def mix(seed: int, purpose: str, number: int) -> int:
     return random.Random(f"{seed} {purpose} {number}").getrandbits(63)
 
 
+_global_generators = threading.RLock()
+
+
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Draw from generators of that seed inside; those outside are left as they were."""
+    """Seed torch's global generators for what is inside; afterwards they are as they were.
+
+    All threads share them, so only one is inside at a time: the others wait. A thread that draws
+    without this is not held up, and then both draw something else. See `softtopk._random`.
+    """
     devices = [] if device.type == "cpu" else [device]
-    with torch.random.fork_rng(devices, device_type=device.type if devices else "cuda"):
+    with (
+        _global_generators,
+        torch.random.fork_rng(devices, device_type=device.type if devices else "cuda"),
+    ):
         if devices:
             torch.manual_seed(seed)
         else:  # torch.manual_seed takes a millisecond, and seeds every device there is

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 
 import numpy as np
 import pandas as pd
@@ -134,6 +136,53 @@ def test_an_offset_and_a_scale_do_not_matter() -> None:
     assert (raw.mean_, raw.scale_) == (0.0, 1.0)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "exponent"),
+    [
+        *((np.float64, exponent) for exponent in (515, 1020, -1000)),
+        *((np.float32, exponent) for exponent in (125, -99)),
+    ],
+)
+def test_columns_of_any_size_are_standardised(dtype: type, exponent: int) -> None:
+    """From 1e-300 to the largest numbers; a power of two changes no digit."""
+    X, y = blobs()
+    X = X.astype(dtype)
+    model = quick().fit(X, y)
+    scaled = np.ldexp(X, exponent)
+    other = quick().fit(scaled, y)
+    np.testing.assert_array_equal(other.transform(scaled), model.transform(X))
+    np.testing.assert_array_equal(other.scale_, np.ldexp(model.scale_, exponent))
+
+
+def test_columns_at_the_end_of_the_range() -> None:
+    X, y = blobs()
+    largest = np.finfo(np.float64).max
+    X[:, 0] = np.where(y == 0, largest, -largest)
+    X[:, 1] = 0.3 * largest  # constant: its mean is not quite that
+    X[:, 2] = np.where(y == 0, 1e-310, 0)
+    X[:, 3] = 5e-324
+    X[:, 4] = np.where(y == 0, 5e-324, 0)  # whose deviation is rounded to zero
+    model = quick().fit(X, y)
+    inputs = model._inputs(X).numpy().astype(np.float64)
+    np.testing.assert_allclose(inputs[:, [0, 2]].mean(0), 0, atol=1e-6)
+    np.testing.assert_allclose(inputs[:, [0, 2]].std(0), 1, rtol=1e-6)
+    np.testing.assert_allclose(inputs[:, [1, 3, 4]], 0, atol=1e-12)
+    assert np.isfinite(model.transform(X)).all()
+
+
+def test_what_is_too_large_for_the_network_is_named() -> None:
+    X, y = blobs()
+    model = quick().fit(X, y)
+    X[3, 1] = 1e300
+    with pytest.raises(ValueError, match=r"1e\+300 in row 3, column 1: standardised as in fit"):
+        model.predict(X)
+    with pytest.raises(ValueError, match=r"row 3, column 1: it is too large .* standardize=True"):
+        quick(standardize=False).fit(X, y)
+    images = X[:, :8].reshape(-1, 2, 2, 2)
+    with pytest.raises(ValueError, match=r"1e\+300 in row 3, column 1"):
+        quick(standardize=False).fit(images, y)
+
+
 def test_a_constant_column_stays_harmless() -> None:
     X, y = blobs()
     X[:, 3] = 0.1  # whose deviation is computed as 1e-17 or so
@@ -218,6 +267,46 @@ def test_the_global_generators_are_left_alone() -> None:
         model.predict(X)
     assert torch.equal(torch.get_rng_state(), before[0])
     np.testing.assert_array_equal(np.random.get_state()[1], before[1])  # noqa: NPY002
+
+
+def with_dropout(shape: tuple[int, ...]) -> nn.Module:
+    """A network that draws from torch's global generator."""
+    return nn.Sequential(nn.Linear(*shape, 8), nn.Dropout(0.5), nn.Linear(8, 4))
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"relaxation": "relax-subsample"}, {"network": with_dropout}]
+)
+def test_fits_in_threads_are_those_in_a_row(settings: dict) -> None:
+    X, y = blobs(40)
+    together = Barrier(4)
+
+    def fit(seed: int, wait: bool = True) -> np.ndarray:
+        if wait:
+            together.wait(60)
+        model = quick(epochs=2, random_state=seed, batch_size=5, **settings)
+        return model.fit(X, y).transform(X)
+
+    expected = [fit(seed, wait=False) for seed in range(8)]
+    before = torch.get_rng_state()
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(fit, range(8)))
+    np.testing.assert_array_equal(found, expected)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("relaxation", ["soft-topk", "stochastic-neural-sort"])
+def test_a_fit_leaves_what_other_threads_draw_alone(relaxation: str) -> None:
+    X, y = blobs(40)
+    torch.manual_seed(5)
+    with ThreadPoolExecutor(1) as pool:
+        fit = pool.submit(quick(epochs=10, relaxation=relaxation).fit, X, y)
+        drawn = [torch.rand(1).item()]
+        while not fit.done():
+            drawn.append(torch.rand(1).item())
+        fit.result()
+    torch.manual_seed(5)
+    assert drawn == [torch.rand(1).item() for _ in drawn]
 
 
 def test_a_module_is_copied_with_its_weights() -> None:

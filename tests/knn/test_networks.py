@@ -4,7 +4,9 @@ import pytest
 import torch
 from torch import nn
 
+from softtopk._random import drawing_from
 from softtopk.knn import MLP, ConvNet, default_network, resnet18
+from softtopk.knn._networks import Dropout, drawn_network
 
 
 def size(network: nn.Module) -> int:
@@ -66,6 +68,26 @@ def test_the_choice(shape: tuple[int, ...], name: str) -> None:
     assert type(network).__name__ == name
     with torch.no_grad():
         assert network.eval()(torch.zeros(1, *shape)).ndim == 2
+
+
+@pytest.mark.parametrize("shape", [(5,), (1, 8, 8), (3, 32, 32)])
+def test_weights_of_a_seed_are_those_that_the_layers_draw(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(3)
+    expected = default_network(shape).state_dict()
+    torch.manual_seed(4)
+    before = torch.get_rng_state()
+    torch.testing.assert_close(drawn_network(shape, 3).state_dict(), expected, rtol=0, atol=0)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_dropout_of_a_seed_is_that_of_torch(share: float) -> None:
+    x = torch.randn(50, 20)
+    torch.manual_seed(3)
+    expected = nn.Dropout(share)(x)
+    with drawing_from(3, torch.device("cpu")):
+        assert torch.equal(Dropout(share)(x), expected)
+        assert torch.equal(Dropout(share).eval()(x), x)
 
 
 @pytest.mark.parametrize("shape", [(), (3, 4), (0,), (1, 2, 3, 4)])

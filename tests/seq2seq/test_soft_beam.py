@@ -431,3 +431,40 @@ def test_the_bound_is_that_of_a_row():
     assert torch.equal(grad[:2], upstream[:2])
     for row, direction in zip(grad[2:], directions[2:], strict=True):
         torch.testing.assert_close(row, 0.5 * direction / direction.norm())
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("tokens", [slice(None), 4])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"normalize": "row"}, {"normalize": "batch"}, {"solver": Sinkhorn(max_iter=5000)}],
+)
+def test_what_is_not_finite_in_a_later_step_is_seen(options, tokens, value):
+    """In the sentence in question, as `beam_search` shows it, and in no other."""
+    decoder = Tiny(2)
+    settings = {"max_len": 4, "beam_size": 2}
+
+    def broken():
+        steps = iter(range(4))
+
+        def step(inputs, state):
+            log_probs, state = decoder.step(inputs, state)
+            if next(steps) == 1:
+                log_probs = log_probs.clone()
+                log_probs[2:4, tokens] = value  # those of the second sentence
+            return log_probs, state
+
+        return step, decoder.state(), decoder.embedding
+
+    whole = decoder.step, decoder.state(), decoder.embedding
+    others = [0, 2]
+    expected = soft_beam_search(*whole, gold=GOLD, eps=0.5, **settings, **options)
+    found = soft_beam_search(*broken(), gold=GOLD, eps=0.5, **settings, **options)
+    assert not beam_search(*broken(), **settings).scores[1, 0].isfinite()
+    assert not found.log_likelihoods[1, 0] < math.inf
+    if math.isnan(value):
+        assert found.gold_log_probs[1, :2].isnan().all()
+        assert soft_beam_loss(*broken(), GOLD, beam_size=2, follow="until-departure").isnan()
+    for ours, theirs in zip(found[:2], expected[:2], strict=True):
+        torch.testing.assert_close(ours[others], theirs[others])
+    torch.testing.assert_close(found.gold_log_probs[others], expected.gold_log_probs[others])

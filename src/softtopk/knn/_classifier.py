@@ -25,10 +25,11 @@ from torch import Tensor, nn
 from .._checks import check_integer, check_number
 from .._training import DivergedError, seeded
 from ..functional._arguments import check_choice
+from ..relaxations._registry import is_ours
 from ._distances import Metric
 from ._loss import KNNObjective, Objective, RelaxationLike, check_options
 from ._neighbours import BACKENDS, INDICES, Backend, Floats, Index, Ints, Neighbours
-from ._networks import default_network
+from ._networks import drawn_network
 from ._progress import Progress
 from ._training import Optimizer, Recipe, Schedule, Training
 
@@ -86,8 +87,11 @@ class SoftKNNClassifier(
         device: ``"cpu"``, another device of torch, or ``"auto"`` for an accelerator if there is
             one.
         random_state: Decides the weights, the order of the samples and the samples set aside.
-            The same number gives the same classifier, on the same machine. The global generators
-            of torch and numpy are left alone, unless this is None, which draws from numpy's.
+            The same number gives the same classifier, on the same machine, also if other threads
+            fit others at the same time. The global generators of torch and numpy are left alone,
+            with two exceptions. None draws from numpy's. And a ``network`` or ``relaxation`` of
+            your own may draw from torch's: it is seeded for a while and then put back, for one
+            ``fit`` at a time, and no other thread should draw from it meanwhile.
         verbose: 0 is silent, 1 shows the progress.
 
     Attributes:
@@ -102,7 +106,8 @@ class SoftKNNClassifier(
         n_features_in_: Columns of X; channels × height × width for images.
         feature_names_in_: Names of the columns, if X has any.
         input_shape_: Shape of a sample as the network gets it.
-        mean_, scale_: Of the standardisation.
+        mean_, scale_: Of the standardisation. The scale of a constant column is 1, or its size if
+            that is larger.
 
     >>> from sklearn.datasets import load_wine
     >>> X, y = load_wine(return_X_y=True)
@@ -190,7 +195,7 @@ class SoftKNNClassifier(
     def _fit(self, X: Any, y: Any) -> None:
         recipe, neighbours = self._check_parameters()
         X, shape = _flat(X)
-        X, y = validate_data(self, X, y, dtype="numeric")
+        X, y = self._validated(X, y)
         check_classification_targets(y)
         self.input_shape_ = self._input_shape(shape)
         self.classes_, labels = np.unique(y, return_inverse=True)
@@ -224,7 +229,7 @@ class SoftKNNClassifier(
         """An array in any case: scikit-learn wraps the result of `transform`, see set_output."""
         check_is_fitted(self)
         X, shape = _flat(X)
-        X = validate_data(self, X, dtype="numeric", reset=False)
+        X = self._validated(X, reset=False)
         if shape is not None and shape != self.input_shape_:
             raise ValueError(
                 f"X must have samples of shape {self.input_shape_}, as in fit, got {shape}"
@@ -281,7 +286,16 @@ class SoftKNNClassifier(
             options=self.relaxation_options,
             leave_one_out=bool(self.leave_one_out),
         )
-        return Training(objective, inputs, labels, recipe, seed=seed, device=self._device())
+        return Training(
+            objective,
+            inputs,
+            labels,
+            recipe,
+            seed=seed,
+            device=self._device(),
+            # Code that is not ours may draw from torch's global generator.
+            own_generator=self.network is None and is_ours(self.relaxation),
+        )
 
     def _run(self, training: Training, validation: _Validation | None) -> None:
         with Progress(training.recipe.epochs, int(self.verbose)) as progress:
@@ -314,12 +328,14 @@ class SoftKNNClassifier(
         return np.sort(kept), np.sort(held)
 
     def _new_network(self, inputs: Tensor, seed: int) -> nn.Module:
+        if self.network is None:
+            return drawn_network(self.input_shape_, seed)
         device = self._device()
         with seeded(seed, device):
             if isinstance(self.network, nn.Module):
                 network = copy.deepcopy(self.network)
             else:
-                network = self._make_network(self.network or default_network)
+                network = self._make_network(self.network)
             if not isinstance(network, nn.Module):
                 raise TypeError(f"network must make an nn.Module, got {type(network).__name__}")
             network = network.to(device).eval()
@@ -334,7 +350,8 @@ class SoftKNNClassifier(
 
     def _make_network(self, make: Callable[[tuple[int, ...]], nn.Module]) -> nn.Module:
         try:
-            return make(self.input_shape_)
+            with torch.device("cpu"):  # whatever the default device is: it moves afterwards
+                return make(self.input_shape_)
         except TypeError as error:
             raise TypeError(
                 f"network={make!r} cannot be called with {self.input_shape_}, the shape of a "
@@ -376,10 +393,19 @@ class SoftKNNClassifier(
 
     def _inputs(self, X: npt.NDArray[Any]) -> Tensor:
         """Standardised samples (n, *input_shape_) as float32."""
-        X = X.reshape(len(X), *self.input_shape_)
-        if self.standardize:
-            X = (X - self.mean_) / self.scale_
-        return torch.from_numpy(np.ascontiguousarray(X, dtype=np.float32))
+        inputs = X.reshape(len(X), *self.input_shape_)
+        with np.errstate(over="ignore"):  # the check below says more
+            if self.standardize:
+                unit = _unit(np.maximum(np.abs(self.mean_), self.scale_))
+                inputs = (inputs * unit - self.mean_ * unit) / (self.scale_ * unit)
+            inputs = np.ascontiguousarray(inputs, dtype=np.float32)
+        _check_inputs(inputs.reshape(X.shape), X, self.standardize)
+        return torch.from_numpy(inputs)
+
+    def _validated(self, *data: Any, **options: Any) -> Any:
+        """`validate_data`, whose sum of large numbers may overflow, without a warning of that."""
+        with np.errstate(invalid="ignore"):
+            return validate_data(self, *data, dtype="numeric", **options)
 
     def _input_shape(self, shape: tuple[int, ...] | None) -> tuple[int, ...]:
         """The shape of a sample; ``shape`` is that of images, if X has four dimensions."""
@@ -525,14 +551,41 @@ def _standard(X: npt.NDArray[Any], shape: tuple[int, ...], wanted: bool) -> tupl
     if not wanted:
         return 0.0, 1.0
     # Pixels need no more than float32, and large numbers of them no more memory than that.
-    dtype: Any = X.dtype if X.dtype.kind == "f" else np.float32 if X.itemsize <= 2 else np.float64
+    short = X.itemsize <= (4 if X.dtype.kind == "f" else 2)
+    info = np.finfo(np.float32 if short else np.float64)
     axes = (0,) if len(shape) == 1 else (0, 2, 3)
     X = X.reshape(len(X), *shape)
-    mean = X.mean(axes, dtype=np.float64, keepdims=True)[0]
-    scale = X.std(axes, dtype=np.float64, keepdims=True)[0]
-    # The deviation of a constant column is rounding noise, if it is not zero.
-    constant = scale <= 10 * np.finfo(dtype).eps * np.abs(mean)
-    return mean.astype(dtype), np.where(constant, 1.0, scale).astype(dtype)
+    low, high = (find(X, axes, keepdims=True)[0].astype(info.dtype) for find in (np.min, np.max))
+    unit = _unit(np.maximum(-low, high))
+    X = X * unit
+    mean = X.mean(axes, dtype=np.float64, keepdims=True)[0] / unit
+    scale = X.std(axes, dtype=np.float64, keepdims=True)[0] / unit
+    # The deviation of a constant column is rounding noise, if it is not zero. That of a large one
+    # is large.
+    size = np.abs(mean)
+    scale = np.where(scale <= 10 * info.eps * size, np.maximum(1.0, size), scale)
+    return mean.astype(info.dtype), scale.astype(info.dtype)
+
+
+def _unit(size: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Powers of two that bring numbers of that size to about one, of the same dtype.
+
+    Multiplied by them, numbers lose no digits, and neither their differences nor their squares
+    overflow or vanish.
+    """
+    limit = np.finfo(size.dtype).maxexp - 8  # neither they nor their inverses overflow
+    return np.ldexp(np.ones_like(size), np.clip(-np.frexp(size)[1], -limit, limit))
+
+
+def _check_inputs(inputs: Floats, X: npt.NDArray[Any], standardized: bool) -> None:
+    """The rows (n, columns) that the network is given must be finite, as those of X are."""
+    if np.isfinite(inputs).all():
+        return
+    row, column = np.argwhere(~np.isfinite(inputs))[0]
+    problem = "it is too large for float32; set standardize=True"
+    if standardized:
+        problem = "standardised as in fit, it is too large for float32; correct it, or fit with it"
+    raise ValueError(f"X has {X[row, column]:g} in row {row}, column {column}: {problem}")
 
 
 def _vote(labels: Ints, classes: int) -> npt.NDArray[np.float64]:

@@ -12,6 +12,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from .._random import source
+
 
 def default_network(shape: Sequence[int]) -> nn.Module:
     """The network for samples of a shape, with random weights.
@@ -31,6 +33,38 @@ def default_network(shape: Sequence[int]) -> nn.Module:
     if side >= (32 if shape[0] >= 3 else 64):
         return resnet18(shape[0])
     return ConvNet(shape)
+
+
+def drawn_network(shape: Sequence[int], seed: int) -> nn.Module:
+    """The `default_network` in float32 on the CPU, with the weights of a seed.
+
+    Layers draw their weights from torch's global generator when they are made. On the meta device
+    they draw nothing; their weights are drawn here, as the layers would do it.
+    """
+    with torch.device("meta"):
+        network = default_network(shape)
+    network = network.to(torch.float32).to_empty(device="cpu")
+    generator = torch.Generator("cpu").manual_seed(seed)
+    for layer in network.modules():
+        if isinstance(layer, nn.Linear | nn.Conv2d):
+            nn.init.kaiming_uniform_(layer.weight, a=math.sqrt(5), generator=generator)
+            if layer.bias is not None:
+                bound = 1 / math.sqrt(layer.weight[0].numel())
+                nn.init.uniform_(layer.bias, -bound, bound, generator=generator)
+        elif isinstance(layer, nn.BatchNorm2d):
+            layer.reset_parameters()
+    return network
+
+
+class Dropout(nn.Dropout):
+    """That of torch, with random numbers from `softtopk._random.source`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        generator = source()
+        if generator is None or not self.training or self.p in (0, 1):  # nothing to draw
+            return super().forward(x)
+        kept = torch.empty_like(x).bernoulli_(1 - self.p, generator=generator)
+        return x * kept.div_(1 - self.p)
 
 
 class MLP(nn.Sequential):
@@ -57,7 +91,7 @@ class MLP(nn.Sequential):
         sizes = [math.prod(_check_shape(shape)), *hidden, features]
         layers: list[nn.Module] = [nn.Flatten()]
         for size, next_size in pairwise(sizes):
-            layers += [nn.Dropout(dropout), nn.Linear(size, next_size), nn.ReLU()]
+            layers += [Dropout(dropout), nn.Linear(size, next_size), nn.ReLU()]
         super().__init__(*layers[:-1])
 
 

@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from .._random import drawing_from
 from .._training import DivergedError, mix, seeded
 
 Optimizer = Literal["sgd", "adamw"]
@@ -105,6 +106,11 @@ class Training:
         seed: Of the order, the templates, the augmentation and whatever the objective draws.
         augment: Maps a minibatch of inputs to a randomly changed one of the same shape.
         device: Where to train. The objective is moved there.
+        own_generator: Draw from a generator of this training alone, so that trainings in several
+            threads do not meet. It is for an objective and an augmentation whose random numbers
+            all come from `softtopk._random.source`. Other ones draw from torch's global
+            generators, which are seeded for a step and then put back: of several threads, one at
+            a time takes a step.
     """
 
     def __init__(
@@ -117,6 +123,7 @@ class Training:
         seed: int = 0,
         augment: Callable[[Tensor], Tensor] | None = None,
         device: torch.device | str = "cpu",
+        own_generator: bool = False,
     ) -> None:
         if len(inputs) != len(labels):
             raise ValueError(f"inputs and labels differ in length: {len(inputs)} and {len(labels)}")
@@ -130,13 +137,14 @@ class Training:
         self.objective.to(memory_format=self._layout)  # type: ignore[call-overload] # not in stubs
         self.inputs, self.labels = inputs, labels
         self.recipe, self.seed, self.augment = recipe, seed, augment
+        self._seeded = drawing_from if own_generator else seeded
         self.optimizer = _optimizer(self.objective, recipe)
         self.step = 0
         """Steps done."""
         n = len(inputs)
         batch = min(recipe.batch_size, n // 2 if self.uses_templates else n)
         self.steps_per_epoch = math.ceil(n / batch)
-        self._order = torch.empty(0, dtype=torch.long)
+        self._order = torch.empty(0, dtype=torch.long, device="cpu")
         self._order_epoch = -1
 
     @property
@@ -157,7 +165,7 @@ class Training:
         for group in self.optimizer.param_groups:
             group["lr"] = self.recipe.lr_at(self.step, self.total_steps)
         self.objective.train()
-        with seeded(mix(self.seed, "step", self.step), self.device):
+        with self._seeded(mix(self.seed, "step", self.step), self.device):
             if self.augment is not None:
                 inputs = self.augment(inputs)
             if self.uses_templates:
@@ -173,7 +181,8 @@ class Training:
                 f"the loss is {loss} at step {self.step + 1} of {self.total_steps}, "
                 f"with lr={self.recipe.lr:g}: try a smaller learning rate or a longer warmup"
             )
-        self.optimizer.step()
+        with torch.device("cpu"):  # where it counts its steps, whatever the default device is
+            self.optimizer.step()
         self.step += 1
         return {"loss": loss, "accuracy": outcome.accuracy.item()}
 
@@ -195,8 +204,9 @@ class Training:
         n = len(self.inputs)
         epoch, i = divmod(step, self.steps_per_epoch)
         if epoch != self._order_epoch:
-            generator = torch.Generator().manual_seed(mix(self.seed, "epoch", epoch))
-            self._order, self._order_epoch = torch.randperm(n, generator=generator), epoch
+            generator = torch.Generator("cpu").manual_seed(mix(self.seed, "epoch", epoch))
+            self._order = torch.randperm(n, generator=generator, device="cpu")
+            self._order_epoch = epoch
         # Batches of equal size, up to one: a last batch of a single sample would break batch norm.
         start, end = i * n // self.steps_per_epoch, (i + 1) * n // self.steps_per_epoch
         queries = self._order[start:end]
@@ -204,7 +214,8 @@ class Training:
             return queries, queries[:0]
         others = n - len(queries)
         draw = random.Random(mix(self.seed, "templates", step))
-        picked = torch.tensor(draw.sample(range(others), min(self.recipe.template_size, others)))
+        chosen = draw.sample(range(others), min(self.recipe.template_size, others))
+        picked = torch.tensor(chosen, device="cpu")
         return queries, self._order[(end + picked) % n]
 
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .._random import source
 from ..functional._arguments import check_eps, check_integer_k, check_mask, check_scores
 from ..functional._rows import compute_dtype
 
@@ -81,6 +82,7 @@ def softmax(exponents: Tensor, part: Tensor) -> Tensor:
 
 def gumbel_like(x: Tensor, generator: torch.Generator | None) -> Tensor:
     """Standard Gumbel noise of the shape and dtype of x: minus the log of exponential noise."""
+    generator = source() if generator is None else generator
     return -torch.empty_like(x).exponential_(generator=generator).log()
 
 

@@ -97,8 +97,9 @@ def _first_rows(rows: Candidates, x: Tensor) -> Tensor:
     gaps = ((ordered[..., :-1] - ordered[..., 1:]) / rows.eps).clamp(0.0, CUTOFF)
     gaps = gaps.masked_fill(~inside[..., 1:], 0.0).unsqueeze(-2)
 
-    weight = 2 * (torch.arange(rows.n - 1) - torch.arange(rows.k).unsqueeze(-1)) + 1  # (k, n - 1)
-    weight = weight.to(x)
+    steps = torch.arange(rows.n - 1, device=x.device)
+    ranks = torch.arange(rows.k, device=x.device).unsqueeze(-1)
+    weight = (2 * (steps - ranks) + 1).to(x.dtype)  # (k, n - 1)
     behind = (gaps * weight.clamp(min=0)).cumsum(-1)
     near = max(rows.k - 1, 0)  # how many gaps lie ahead of any of the rows
     ahead = (gaps[..., :near] * (-weight[:, :near]).clamp(min=0)).flip(-1).cumsum(-1).flip(-1)

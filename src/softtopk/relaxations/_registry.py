@@ -91,6 +91,11 @@ def get(relaxation: str | Relaxation) -> Relaxation:
     return _relaxations[relaxation]
 
 
+def is_ours(relaxation: str | Relaxation) -> bool:
+    """Whether it is one of this package, and not one that a user wrote or registered."""
+    return any(get(relaxation) is ours for ours in _ours)
+
+
 def names() -> tuple[str, ...]:
     """The names of all relaxations, in the order of their registration.
 
@@ -107,3 +112,4 @@ register("cuturi", sinkhorn_sort)
 register("relax-subsample", relaxed_subset)
 register("softmax-k-times", successive_softmax)
 register("hard", hard_topk)
+_ours = tuple(_relaxations.values())

@@ -62,6 +62,8 @@ def influential_candidates(extended: Tensor, k: int, eps: Tensor | float) -> Can
         found = best_candidates(extended, m)
         least = found.scores[:, min(k, m - 1), None] - _column(gap)
         kept = (found.scores >= least) & found.scores.isfinite()
+        # What is not finite comes first. Of it the first is enough to be seen in the result.
+        kept[:, 0] |= ~(found.scores[:, 0] < math.inf)
         # They are sorted: if none of the last matters, nothing beyond does.
         if m == n or not kept[:, -1].any():
             width = max(k, int(kept.sum(1).max()))

@@ -182,11 +182,9 @@ class EncoderDecoder(nn.Module, ABC):
         features: list[Tensor] = []
         for t, given in enumerate(embedded):
             if t > 0 and sampling > 0:
-                given = torch.where(
-                    torch.rand(len(given), 1, device=given.device) < sampling,
-                    self.embed(self._draw(features[-1])),
-                    given,
-                )
+                chance = torch.rand(len(given), 1, device=given.device, dtype=torch.float32)
+                drawn = self.embed(self._draw(features[-1]))
+                given = torch.where(chance < sampling, drawn, given)
             out, state = self.step(given, state, memory)
             features.append(out)
         return torch.stack(features, 1)

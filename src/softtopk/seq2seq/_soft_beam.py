@@ -40,7 +40,7 @@ class SoftBeams(NamedTuple):
     tokens: Tensor
     """(B, k, L): of the largest weight, with the end token, then padding; in the order of rank."""
     log_likelihoods: Tensor
-    """(B, k), differentiable; -inf where there are fewer sequences."""
+    """(B, k), differentiable; -inf where there are fewer sequences, NaN if a step returned NaN."""
     gold_log_probs: Tensor | None
     """(B, T): of the gold tokens along the best hypothesis, 0 at the padding; differentiable."""
 
@@ -238,7 +238,8 @@ def propose(
     weights = selection.weights(scores, eps)  # (B, m, k)
     choice = weights.argmax(1)
     # With fewer candidates than ranks the last ranks are empty, of weight zero.
-    filled = torch.arange(k, device=choice.device) < found.scores.isfinite().sum(1, keepdim=True)
+    there = (found.scores != -math.inf).sum(1, keepdim=True)
+    filled = torch.arange(k, device=choice.device) < there
     move = Move(
         found.parents.gather(1, choice),
         found.tokens.gather(1, choice),
@@ -302,12 +303,17 @@ def ancestors_of_best(moves: list[Move], lengths: Tensor) -> tuple[Tensor, Tenso
 
 
 def gold_along_best(moves: list[Move], lengths: Tensor) -> Tensor:
-    """Log-probabilities (B, T) of gold, from the states along the best hypothesis."""
+    """Log-probabilities (B, T) of gold, from the states along the best hypothesis.
+
+    NaN for a sentence whose search met one: it has no best hypothesis.
+    """
     before, _ = ancestors_of_best(moves, lengths)
     scored = [move.gold_log_probs for move in moves if move.gold_log_probs is not None]
-    return torch.stack(
+    along = torch.stack(
         [x.gather(1, before[:, t, None]).squeeze(1) for t, x in enumerate(scored)], 1
     )
+    met = torch.stack([move.scores.isnan().any(1) for move in moves], 1)  # from then on, True
+    return along.masked_fill(met.gather(1, lengths.unsqueeze(1) - 1), math.nan)
 
 
 def soft_beam_loss(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple, cast
 
 import torch
@@ -296,8 +297,10 @@ class Transformer(EncoderDecoder):
 def sinusoids(first: int, length: int, width: int) -> Tensor:
     """Sines and cosines (length, width) of positions, at wavelengths from 2 pi to 20,000 pi."""
     half = (width + 1) // 2
-    rates = 10000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
-    angles = torch.arange(first, first + length, dtype=torch.float64).unsqueeze(1) * rates
+    # On the CPU: there are devices without float64.
+    exact = partial(torch.arange, dtype=torch.float64, device="cpu")
+    rates = 10000.0 ** (-exact(half) / half)
+    angles = exact(first, first + length).unsqueeze(1) * rates
     return torch.cat([angles.sin(), angles.cos()], 1)[:, :width]
 
 
