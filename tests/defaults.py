@@ -7,18 +7,11 @@ from contextlib import contextmanager
 
 import torch
 
-CHANGES = ("device", "dtype")
-
 
 @contextmanager
-def changed(which: str) -> Iterator[None]:
-    """A default device without memory, or float64 as the default dtype."""
-    if which == "device":
-        with torch.device("meta"):
-            yield
-        return
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
     before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
+    torch.set_default_dtype(dtype)
     try:
         yield
     finally:

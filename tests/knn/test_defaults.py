@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import defaults
 import numpy as np
 import pytest
 import torch
@@ -34,20 +33,18 @@ def derived(function: Any) -> list[Tensor]:
     return [value, *torch.autograd.grad(value.square().sum(), features)]
 
 
-@pytest.mark.parametrize("change", defaults.CHANGES)
 @pytest.mark.parametrize("name", relaxations.names())
 @pytest.mark.parametrize("objective", ["vote", "nll"])
-def test_losses(name: str, objective: Any, change: str) -> None:
+def test_losses(name: str, objective: Any, other_defaults: Any) -> None:
     def loss(features: Tensor) -> Tensor:
         return knn_loss(features, LABELS, features, LABELS, 3, objective=objective, relaxation=name)
 
     expected = derived(loss)
-    with defaults.changed(change):
+    with other_defaults():
         found = derived(loss)
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("change", defaults.CHANGES)
 @pytest.mark.parametrize(
     "function",
     [
@@ -56,14 +53,13 @@ def test_losses(name: str, objective: Any, change: str) -> None:
         *(lambda x, m=m: pairwise_distances(x, x, m) for m in ("euclidean", "squared", "cosine")),
     ],
 )
-def test_votes_and_distances(function: Any, change: str) -> None:
+def test_votes_and_distances(function: Any, other_defaults: Any) -> None:
     expected = derived(function)
-    with defaults.changed(change):
+    with other_defaults():
         found = derived(function)
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("change", defaults.CHANGES)
 @pytest.mark.parametrize(
     "settings",
     [
@@ -74,13 +70,13 @@ def test_votes_and_distances(function: Any, change: str) -> None:
         {"network": made, "index": "approximate"},
     ],
 )
-def test_the_classifier(settings: dict, change: str) -> None:
+def test_the_classifier(settings: dict, other_defaults: Any) -> None:
     def run() -> list[np.ndarray]:
         model = SoftKNNClassifier(epochs=2, batch_size=20, random_state=0, **settings).fit(X, Y)
         return [model.transform(X), model.predict_proba(X), *model.kneighbors()]
 
     expected = run()
-    with defaults.changed(change):
+    with other_defaults():
         found = run()
     for ours, theirs in zip(found, expected, strict=True):
         np.testing.assert_array_equal(ours, theirs)

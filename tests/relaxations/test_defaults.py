@@ -1,6 +1,5 @@
 """What torch's default device and dtype are makes no difference."""
 
-import defaults
 import pytest
 import torch
 
@@ -19,12 +18,11 @@ def results(relaxation, mask, dtype):
     return [selection, *torch.autograd.grad(selection, scores, COTANGENT.to(dtype))]
 
 
-@pytest.mark.parametrize("change", defaults.CHANGES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("mask", [None, MASK], ids=["all", "masked"])
 @pytest.mark.parametrize("name", relaxations.names())
-def test_selections(name, mask, dtype, change):
+def test_selections(name, mask, dtype, other_defaults):
     expected = results(relaxations.get(name), mask, dtype)
-    with defaults.changed(change):
+    with other_defaults():
         found = results(relaxations.get(name), mask, dtype)
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
