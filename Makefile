@@ -27,6 +27,7 @@ help:  ## Print this list.
 	@echo "PYTHON=... chooses the interpreter (3.10 or newer; the pinned versions are for 3.11)."
 
 demo: $(NATIVE)  ## Compare kNN classifiers on digits, and draw their features (OUT=runs/demo).
+	@mkdir -p "$(OUT)"
 	@$(BIN)/softtopk knn train --data digits --method all --threads 1 --out "$(OUT)" --resume
 	@$(BIN)/softtopk knn plot "$(OUT)"
 
@@ -47,7 +48,8 @@ format: $(STAMP)  ## Format the code and apply the safe lint fixes.
 	@$(BIN)/clang-format -i $(CSRC)
 
 bench: $(PEERS) $(NATIVE)  ## Compare with every peer, about 15 minutes (BENCH='--preset quick' for 2).
-	@$(BIN)/softtopk bench $(BENCH)
+	@mkdir -p runs
+	@$(BIN)/softtopk bench --out runs/bench $(BENCH)
 
 figures: $(NATIVE)  ## Draw the figures of the docs anew, half a minute (FIGURES=docs/figures).
 	@$(BIN)/softtopk figures --out "$(FIGURES)"

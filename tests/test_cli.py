@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import platform
 import re
@@ -143,3 +144,16 @@ def test_the_extras_are_those_of_the_package() -> None:
         if match:
             declared.setdefault(match[1], match[2])
     assert declared == _environment.OPTIONAL
+
+
+def test_a_refusal_of_the_system_is_a_message() -> None:
+    import typer
+
+    from softtopk.cli._errors import usage_errors
+
+    with pytest.raises(typer.BadParameter, match=r"^No space; see to that"), usage_errors():
+        raise OSError(errno.ENOSPC, "No space")
+    with pytest.raises(typer.BadParameter, match=r"^a\.png: Read-only; see"), usage_errors():
+        raise OSError(errno.EROFS, "Read-only", "a.png")
+    with pytest.raises(BrokenPipeError), usage_errors():  # the end of `... | head`
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")

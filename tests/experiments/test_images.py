@@ -6,8 +6,11 @@ import gzip
 import io
 import math
 import re
+import struct
 import sys
 import tracemalloc
+import warnings
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -725,6 +728,52 @@ def test_npy_and_png_cut_off_anywhere_are_refused(
     read_images(path, (1, 4, 6))
     path.write_bytes(content[: data.draw(st.integers(0, len(content) - 1))])
     with pytest.raises(UsageError, match="cut: "):
+        read_images(path, (1, 4, 6))
+
+
+@pytest.mark.parametrize("content", [npy_bytes(), png_bytes()], ids=["npy", "png"])
+@settings(max_examples=200, deadline=None)
+@given(
+    changes=st.lists(
+        st.tuples(st.integers(8, 127), st.sampled_from(b"'({[ \n\0\xff019")), min_size=1, max_size=4
+    )
+)
+def test_npy_and_png_with_a_damaged_header_are_read_or_refused(
+    content: bytes, scratch: Path, changes: list[tuple[int, int]]
+) -> None:
+    damaged = bytearray(content)
+    for place, byte in changes:
+        damaged[place % len(damaged)] = byte
+    path = scratch / "damaged"
+    path.write_bytes(damaged)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # NumPy's, of headers that Python 2 wrote
+        try:
+            assert read_images(path, (1, 4, 6)).shape[1:] == (1, 4, 6)
+        except UsageError as error:
+            assert str(path) in str(error)  # noqa: PT017
+
+
+def test_npy_whose_header_is_not_closed(tmp_path: Path) -> None:
+    path = tmp_path / "x.npy"
+    path.write_bytes(npy_bytes().replace(b"}", b" "))
+    with refused("x.npy: not a whole NumPy file"):
+        read_images(path, (1, 4, 6))
+
+
+@pytest.mark.parametrize("length", range(13))
+def test_png_with_a_short_header(tmp_path: Path, length: int) -> None:
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        body = kind + data
+        return struct.pack(">I", len(data)) + body + struct.pack(">I", zlib.crc32(body))
+
+    header = struct.pack(">2I5B", 6, 4, 8, 0, 0, 0, 0)
+    pixels = chunk(b"IDAT", zlib.compress(bytes(4 * (1 + 6)))) + chunk(b"IEND", b"")
+    path = tmp_path / "x.png"
+    path.write_bytes(png_bytes()[:8] + chunk(b"IHDR", header) + pixels)
+    assert read_images(path, (1, 4, 6)).shape == (1, 1, 4, 6)
+    path.write_bytes(png_bytes()[:8] + chunk(b"IHDR", header[:length]) + pixels)
+    with refused("x.png: not a whole PNG file"):
         read_images(path, (1, 4, 6))
 
 

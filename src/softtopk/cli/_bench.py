@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from ._errors import usage_errors
+
 
 def add_to(app: typer.Typer) -> None:
     """Make the command one of ``app``."""
@@ -16,7 +18,7 @@ def bench(
         str,
         typer.Option(help="full (all peers, 15 minutes), quick (2 minutes) or targets."),
     ] = "full",
-    out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("runs/bench"),
+    out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("bench"),
     images: Annotated[
         Path | None, typer.Option(help="Folder for the pictures, by default that of --out.")
     ] = None,
@@ -42,7 +44,7 @@ def bench(
     from softtopk.experiments import bench as benchmark
 
     given = {"threads": threads, "repeats": repeats, "budget": budget, "memory": memory}
-    try:
+    with usage_errors():
         settings = benchmark.make_settings(
             preset,
             size or [],
@@ -53,6 +55,4 @@ def bench(
             **{name: value for name, value in given.items() if value is not None},
         )
         code = benchmark.main(settings, images or out)
-    except benchmark.UsageError as error:
-        raise typer.BadParameter(str(error)) from error
     raise typer.Exit(code)

@@ -15,7 +15,7 @@ def add_to(app: typer.Typer) -> None:
 
 def figures(
     out: Annotated[Path, typer.Option(help="Folder for the pictures and their index.")] = Path(
-        "runs/figures"
+        "figures"
     ),
     only: Annotated[
         list[str] | None,

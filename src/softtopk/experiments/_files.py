@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import glob
 import gzip
+import hashlib
 import os
+import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
 from .errors import UsageError
 
+DRAFT = re.compile(r"\..+\.(\d{1,9})\.tmp")
 GZIP = b"\x1f\x8b"
 DEFLATE = 1032  # bytes that one byte can stand for at most: 258 for two bits
+
+
+def sha256(data: bytes) -> str:
+    """The digest that tells whether a file is still what was written."""
+    return hashlib.sha256(data).hexdigest()
 
 
 @contextmanager
@@ -21,18 +30,66 @@ def replacing(path: Path) -> Iterator[Path]:
     """Give a file to write, which takes the place of `path` at the end, all at once.
 
     A reader never meets half a file, and an error or a crash leaves what there was before. Makes
-    the folder if there is none.
+    the folder if there is none, but none above it.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # One name for each process: two that write the same file do not write into each other's.
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with naming(path):
+        path.parent.mkdir(exist_ok=True)
+        remove_drafts(path.parent.glob(f".{glob.escape(path.name)}.*.tmp"))
+        # One name for each process: two that write the same file do not write into each other's.
+        draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        try:
+            yield draft
+            with draft.open("rb+") as file:
+                os.fsync(file.fileno())  # else the name can reach the disk before the content does
+            os.replace(draft, path)
+        finally:
+            draft.unlink(missing_ok=True)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Let the errors of the system name the file: those of a full disk name none."""
     try:
-        yield draft
-        with draft.open("rb+") as file:
-            os.fsync(file.fileno())  # else the name can reach the disk before the content does
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+
+
+def remove_drafts(files: Iterable[Path]) -> None:
+    """Remove those of these files that are drafts of processes that were killed."""
+    for file in files:
+        draft = DRAFT.fullmatch(file.name)
+        if draft and not _is_alive(int(draft[1])):
+            file.unlink(missing_ok=True)
+
+
+def _is_alive(process: int) -> bool:
+    """Whether another process with this number is running."""
+    if os.name == "nt":  # where the question would end the process
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # of another user
+        return True
+    return process != os.getpid()  # what has our number and is not ours was of an earlier one
+
+
+def check_out(path: Path, option: str = "--out", *, folder: bool = False) -> None:
+    """Refuse, before the work, a file or a folder that could not be written after it.
+
+    The folder that it lies in has to be there: a wrong path does not become a row of folders.
+    """
+    if path.exists() and not (path.is_dir() if folder else path.is_file()):
+        found = "folder" if path.is_dir() else "file" if path.is_file() else "device or a pipe"
+        wanted = "folder" if folder else "file"
+        raise UsageError(f"{option} {path}: it is a {found}; give a {wanted}")
+    home = path if path.is_dir() else path.parent
+    if not home.is_dir():
+        raise UsageError(f"{option} {path}: there is no folder {home}; make it, or give another")
+    if not os.access(home, os.W_OK | os.X_OK):
+        raise UsageError(f"{option} {path}: nothing can be written in {home}; give another")
 
 
 @contextmanager

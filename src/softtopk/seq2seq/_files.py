@@ -27,7 +27,8 @@ def write(
     """Write a model."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
     metadata = {format: json.dumps(description)}
-    _safetensors().torch.save_file(tensors, str(path), metadata)
+    # Not save_file, where a full disk is no OSError.
+    Path(path).write_bytes(_safetensors().torch.save(tensors, metadata))
 
 
 def read(path: str | Path, formats: Sequence[str]) -> Stored:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -131,3 +133,37 @@ def test_importing_the_benchmark_loads_no_optional_dependency() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.split()
     assert not set(loaded) & {"typer", "rich", "matplotlib", "ot", "jax", "entmax", "difftopk"}
+
+
+@pytest.mark.parametrize("option", ["--out", "--images"])
+def test_at_most_the_folder_that_was_given_is_made(
+    option: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    monkeypatch.setattr(_command, "run", None)  # the work does not begin
+    (tmp_path / "file").touch()
+    args = (*TINY, "--out", str(tmp_path / "out"))
+    for place, message in (
+        ("missing/below", "there is no folder"),
+        ("file/below", "there is no folder"),
+        ("file", "it is a file; give a folder"),
+    ):
+        assert exit_code(*args, option, str(tmp_path / place)) == 2
+        assert f"{option} {tmp_path / place}: {message}" in capsys.readouterr().err
+    assert not (tmp_path / "missing").exists()
+
+
+@pytest.mark.usefixtures("fast")
+def test_a_full_disk_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fsync(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setenv("COLUMNS", "300")
+    monkeypatch.setattr(os, "fsync", fsync)
+    assert exit_code(*TINY, "--out", str(tmp_path / "out")) == 2
+    assert "results.json: No space left on device" in capsys.readouterr().err

@@ -14,6 +14,7 @@ from softtopk.experiments.bench import _runner as runner
 from softtopk.experiments.bench._peers import Package
 from softtopk.experiments.bench._probe import Probe
 from softtopk.experiments.bench._targets import find_peer
+from softtopk.experiments.runs import write_sealed
 
 OURS = find_peer("softtopk", "unsorted")
 TOPK = find_peer("topk", "unsorted")
@@ -155,7 +156,7 @@ def test_resume_refuses_other_settings(tmp_path: Path) -> None:
 
 
 def test_resume_refuses_what_is_no_record(tmp_path: Path) -> None:
-    (tmp_path / "results.json").write_text('{"format": 99}')
+    write_sealed(tmp_path / "results.json", {"format": 99})
     with pytest.raises(UsageError, match=r"results\.json is not a record"):
         run(settings(tmp_path, resume=True), Silent(), (OURS,), fit)
 
@@ -194,8 +195,11 @@ def test_wrong_settings(tmp_path: Path, options: dict[str, Any], message: str) -
         settings(tmp_path, **options)
 
 
-def test_out_must_not_be_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.touch()
-    with pytest.raises(UsageError, match=r"--out .*file: this is a file; give a folder"):
-        settings(path)
+def test_resume_refuses_a_record_that_was_changed(tmp_path: Path) -> None:
+    run(settings(tmp_path, SMALL), Silent(), (OURS,), fit)
+    file = tmp_path / "results.json"
+    good = file.read_bytes()
+    for place in range(0, len(good), len(good) // 40):
+        file.write_bytes(good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :])
+        with pytest.raises(UsageError, match=r"results\.json is damaged.*run without --resume"):
+            run(settings(tmp_path, SMALL, resume=True), Silent(), (OURS,), fit)

@@ -54,7 +54,7 @@ def exit_code(*args: str) -> int | str | None:
 def test_all_figures_with_their_captions_and_numbers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "new" / "figures"
+    out = tmp_path / "figures"
     assert exit_code("--out", str(out), "--format", "png,svg") == 0
     assert {path.name for path in out.iterdir()} == {"index.md"} | {
         f"{name}.{kind}" for name in CATALOGUE for kind in ("png", "svg", "caption.md", "json")
@@ -136,16 +136,20 @@ def test_a_wrong_option_is_named(
     assert not (tmp_path / "new").exists()
 
 
-def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "file"
     file.write_text("")
     with pytest.raises(UsageError, match=r"--out .*file: it is a file; give a folder"):
         main(file)
-    with pytest.raises(UsageError, match=r"--out .*below: cannot be written \(.*\); give another"):
-        main(file / "below", ["plan"])
+    for home in (file, tmp_path / "missing"):
+        with pytest.raises(UsageError, match=r"--out .*below: there is no folder .*; make it"):
+            main(home / "below", ["plan"])
+        assert not (tmp_path / "missing").exists()
     (tmp_path / "out" / "plan.png").mkdir(parents=True)
-    with pytest.raises(UsageError, match=r"cannot be written \(Is a directory: .*plan\.png\)"):
-        main(tmp_path / "out", ["plan"])
+    assert exit_code("--out", str(tmp_path / "out"), "--only", "plan") == 2
+    assert "plan.png: Is a directory" in re.sub(r"[\s│]+", " ", capsys.readouterr().err)
 
 
 def test_a_page_of_others_is_not_replaced(tmp_path: Path) -> None:

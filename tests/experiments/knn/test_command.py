@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import errno
 import gzip
 import io
 import json
+import os
 import re
 import shutil
 import signal
@@ -25,11 +27,12 @@ from sklearn.neighbors import KNeighborsClassifier
 
 from softtopk import cli
 from softtopk.experiments.errors import UsageError
+from softtopk.experiments.knn import _command
 from softtopk.experiments.knn._execute import Model, Samples, relaxation_options
 from softtopk.experiments.knn._methods import METHODS, TABLE
 from softtopk.experiments.knn._settings import make_settings
 from softtopk.experiments.knn._tables import collect, to_markdown
-from softtopk.experiments.runs import Run
+from softtopk.experiments.runs import Run, read_sealed, write_sealed
 
 QUICK = ("--subset", "200", "--epochs", "2", "--threads", "1")
 
@@ -54,6 +57,12 @@ def curve(out: Path, method: str, seed: int = 0) -> list[dict[str, Any]]:
     """The metrics without the times."""
     lines = (out / method / f"seed-{seed}" / "metrics.jsonl").read_text().splitlines()
     return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
+
+
+@pytest.fixture(autouse=True)
+def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No message is cut into lines."""
+    monkeypatch.setenv("COLUMNS", "500")
 
 
 @pytest.fixture(autouse=True)
@@ -276,8 +285,8 @@ def test_a_finished_run_needs_no_data_to_be_tabulated(
 def copy_run(run: Path, to: Path, **changes: Any) -> Path:
     """A copy of a single run, with other entries in its config.json."""
     shutil.copytree(run, to)
-    config = json.loads((to / "config.json").read_text())
-    (to / "config.json").write_text(json.dumps({**config, **changes}))
+    config = read_sealed(to / "config.json")
+    write_sealed(to / "config.json", {**config, **changes})
     return to
 
 
@@ -292,8 +301,8 @@ def test_a_finished_run_counts_before_an_unfinished_one(everything: Path, tmp_pa
 
 def test_two_results_of_one_run_are_refused(everything: Path, tmp_path: Path) -> None:
     other = copy_run(everything / "ce" / "seed-0", tmp_path / "other")
-    found = json.loads((other / "result.json").read_text())
-    (other / "result.json").write_text(json.dumps({**found, "accuracy": 0.123}))
+    found = read_sealed(other / "result.json")
+    write_sealed(other / "result.json", {**found, "accuracy": 0.123})
     with pytest.raises(UsageError, match="differ in their result"):
         collect([Run(everything / "ce" / "seed-0"), Run(other)])
 
@@ -464,3 +473,126 @@ def test_names_of_methods_are_those_of_the_help(capsys: pytest.CaptureFixture[st
     assert exit_code("train", "--help") == 0
     words = set(re.findall(r"[a-z][a-z-]+", capsys.readouterr().out))
     assert {name for name in METHODS if len(name) < 12} <= words
+
+
+# --- damaged files, and files that cannot be written ---
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    np.save(tmp_path / "one.npy", load_digits().images[7])
+    return tmp_path / "one.npy"
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.999])
+def test_predict_refuses_damaged_weights(
+    everything: Path, tmp_path: Path, images: Path, share: float, capsys: Any
+) -> None:
+    run = copy_run(everything / "soft-topk" / "seed-0", tmp_path / "run")
+    file = run / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[int(share * len(data))] ^= 1
+    file.write_bytes(data)
+    said = complaint(capsys, "predict", str(run), str(images))
+    assert "model.safetensors is damaged" in said
+    assert "restore it" in said
+
+
+@pytest.mark.parametrize("content", ["{", "{}", '{"format": 1, "command": "knn train"}'])
+def test_a_run_with_a_broken_config_is_not_left_out(
+    everything: Path, tmp_path: Path, images: Path, content: str, capsys: Any
+) -> None:
+    run = tmp_path / "run"
+    for name in ("ce", "knn"):
+        copy_run(everything / name / "seed-0", run / name)
+    (run / "ce" / "config.json").write_text(content)
+    for args in (["table", str(run)], ["plot", str(run)], ["predict", str(run), str(images)]):
+        said = complaint(capsys, *args)
+        assert "ce/config.json is damaged" in said
+
+
+@pytest.mark.parametrize("place", ["file/below", "missing/below", "locked/below", "device"])
+@pytest.mark.parametrize("command", ["predict", "table", "plot"])
+def test_an_out_that_cannot_be_written_is_refused_before_the_work(
+    everything: Path,
+    tmp_path: Path,
+    images: Path,
+    command: str,
+    place: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def work(*_: Any) -> None:
+        raise AssertionError("the work has begun")
+
+    monkeypatch.setattr(_command, "_trained", work)
+    monkeypatch.setattr(_command, "collect", work)
+    (tmp_path / "file").touch()
+    (tmp_path / "locked").mkdir()
+    os.mkfifo(tmp_path / "device.md" if command == "table" else tmp_path / "device")
+    real = os.access
+    monkeypatch.setattr(
+        os, "access", lambda path, mode: "locked" not in str(path) and real(path, mode)
+    )
+    out = tmp_path / place
+    args = [command, str(everything), *[str(images)][: command == "predict"]]
+    said = complaint(capsys, *args, "--out", str(out))
+    assert f"--out {out}" in said
+    assert "give" in said
+    assert not (tmp_path / "missing").exists()
+
+
+def disk_full(*_: Any) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("survived", range(7))
+def test_a_full_disk_while_training_is_said_and_can_be_mended(
+    tmp_path: Path, survived: int, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """At each of the first writes: records, metrics, checkpoints, weights."""
+    out = tmp_path / "run"
+    args = ["train", "--method", "ce", *QUICK[:2], "--epochs", "1", "--threads", "1"]
+    args += ["--out", str(out), "--resume"]
+    real, writes = os.fsync, iter(range(survived))
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            os, "fsync", lambda file: disk_full() if next(writes, None) is None else real(file)
+        )
+        said = complaint(capsys, *args)
+    assert "No space left on device" in said
+    assert re.search(r"(json|jsonl|pt|safetensors): No space", said)
+    assert not list(out.rglob(".*.tmp"))
+    assert exit_code(*args) == 0
+    assert (out / "table.md").exists()
+
+
+def test_a_full_disk_while_predicting_is_said(
+    everything: Path, tmp_path: Path, images: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(os, "fsync", disk_full)
+    for args in (
+        ["predict", str(everything), str(images), "--out", str(tmp_path / "classes.csv")],
+        ["table", str(everything), "--out", str(tmp_path / "table.md")],
+        ["plot", str(everything), "--projection", "pca", "--method", "knn", "--out", str(tmp_path)],
+    ):
+        assert re.search(r"(csv|md|png): No space left on device", complaint(capsys, *args))
+    assert {path.name for path in tmp_path.iterdir()} == {images.name}
+
+
+def test_resuming_in_a_folder_that_is_read_only_is_refused(
+    everything: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = ("train", "--resume", "--out", str(everything))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "access", lambda _, mode: not mode & os.W_OK)
+        assert "nothing can be written in" in complaint(capsys, *args)
+
+    def read_only(self: Path, mode: str = "r", *rest: Any, **options: Any) -> Any:
+        if mode != "r":
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(self))
+        return real(self, mode, *rest, **options)
+
+    real = Path.open
+    monkeypatch.setattr(Path, "open", read_only)
+    assert "Read-only file system" in complaint(capsys, *args)

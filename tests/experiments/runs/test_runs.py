@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
-import json
 import os
+import re
 import signal
+import subprocess
+import sys
 import threading
 import warnings
 from pathlib import Path
@@ -26,10 +28,10 @@ from softtopk.experiments.runs import (
     find_runs,
     locked,
     open_run,
-    read_json,
+    read_sealed,
     train,
     write_atomic,
-    write_json,
+    write_sealed,
 )
 
 EPOCHS, STEPS = 3, 4
@@ -195,10 +197,10 @@ def test_a_run_can_be_killed_while_it_is_made(
         if len(calls) == written:
             crash()
         calls.append(path)
-        write_json(path, data)
+        write_sealed(path, data)
 
     with monkeypatch.context() as patch:
-        patch.setattr("softtopk.experiments.runs._directory.write_json", write)
+        patch.setattr("softtopk.experiments.runs._directory.write_sealed", write)
         with pytest.raises(CrashError):
             open_run(tmp_path / "run", {"lr": 1.0}, resume=False)
     assert open_run(tmp_path / "run", {"lr": 1.0}, resume=True).config["lr"] == 1.0
@@ -257,17 +259,29 @@ def test_tuples_in_a_config_are_equal_to_the_lists_they_become(tmp_path: Path) -
     assert open_run(tmp_path / "run", {"shape": (1, 2)}, resume=True).config["shape"] == [1, 2]
 
 
-def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [b"", b"nonsense", b"softtopk checkpoint 2\n" + bytes(100)])
+def test_another_file_in_place_of_a_checkpoint_is_named(tmp_path: Path, content: bytes) -> None:
     run = open_run(tmp_path / "run", {}, resume=False)
-    (run.path / "checkpoint.pt").write_bytes(b"nonsense")
-    with pytest.raises(UsageError, match=r"checkpoint\.pt is not a checkpoint"):
+    run.log({"epoch": 1})
+    (run.path / "checkpoint.pt").write_bytes(content)
+    with pytest.raises(UsageError, match=r"checkpoint\.pt is damaged or not a checkpoint.* delete"):
         run.load()
+    assert run.metrics == [{"epoch": 1}]
+
+
+def test_a_state_dict_is_not_a_checkpoint(tmp_path: Path) -> None:
+    run = open_run(tmp_path / "run", {}, resume=False)
+    run.log({"epoch": 1})
+    torch.save({"logged": 0, "state": {"weight": torch.ones(2)}}, run.path / "checkpoint.pt")
+    with pytest.raises(UsageError, match=r"checkpoint\.pt is damaged or not a checkpoint"):
+        run.load()
+    assert run.metrics == [{"epoch": 1}]
 
 
 def test_a_checkpoint_does_not_execute_code(tmp_path: Path) -> None:
     run = open_run(tmp_path / "run", {}, resume=False)
-    torch.save({"logged": 0, "state": Walk}, run.path / "checkpoint.pt")
-    with pytest.raises(UsageError, match="not a checkpoint"):
+    run.save({"step": Walk})
+    with pytest.raises(UsageError, match=r"checkpoint\.pt cannot be read"):
         run.load()
 
 
@@ -277,12 +291,127 @@ def test_weights_survive(tmp_path: Path) -> None:
         run.load_weights()
     weights = {"w": torch.randn(3, 4).t(), "n": torch.tensor(3)}
     run.save_weights(weights)
+    run.finish({})
     loaded = run.load_weights()
     assert loaded.keys() == weights.keys()
     assert all(torch.equal(loaded[name], weights[name]) for name in weights)
-    (run.path / "model.safetensors").write_bytes(b"nonsense")
-    with pytest.raises(UsageError, match="damaged"):
+    (run.path / "model.safetensors").unlink()
+    with pytest.raises(UsageError, match=r"model\.safetensors is missing"):
         run.load_weights()
+
+
+def finished_and_not(folder: Path) -> tuple[Run, Run]:
+    """Two runs with every file that is read again."""
+    runs = tuple(open_run(folder / name, {"lr": 0.1}, resume=False) for name in ("done", "begun"))
+    for run in runs:
+        for epoch in range(3):
+            run.log({"epoch": epoch, "loss": 1 / (1 + epoch)})
+        run.save({"step": 3, "state": torch.arange(50.0)})
+    runs[1].log({"epoch": 3})  # after the checkpoint
+    runs[0].save_weights({"w": torch.arange(60.0), "b": torch.ones(3)})
+    runs[0].finish({"accuracy": 0.75})
+    return runs[0], runs[1]
+
+
+def read_everything(folder: Path) -> list[Any]:
+    done, begun = Run(folder / "done"), Run(folder / "begun")
+    state = begun.load()
+    assert state is not None
+    weights = {name: tensor.tolist() for name, tensor in done.load_weights().items()}
+    return [
+        done.config, done.environment, done.result, done.metrics, weights,
+        begun.config, begun.environment, begun.metrics, state["step"], state["state"].tolist(),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(f"done/{name}" for name in ("config.json", "environment.json", "result.json")),
+        *("done/metrics.jsonl", "done/model.safetensors"),
+        *("begun/checkpoint.pt", "begun/metrics.jsonl"),
+    ],
+)
+def test_one_changed_bit_anywhere_in_a_file_is_noticed(tmp_path: Path, name: str) -> None:
+    finished_and_not(tmp_path)
+    file, logged = tmp_path / name, tmp_path / "begun" / "metrics.jsonl"
+    good, metrics = file.read_bytes(), logged.read_bytes()
+    whole = len(good)
+    if file == logged:  # what comes after the checkpoint does not count
+        whole -= len(metrics.splitlines(keepends=True)[-1])
+    for place in {*range(0, whole, max(1, whole // 40)), whole - 1}:
+        for bit in range(8):
+            changed = bytearray(good)
+            changed[place] ^= 1 << bit
+            file.write_bytes(changed)
+            before = logged.read_bytes()
+            with pytest.raises(UsageError) as caught:
+                read_everything(tmp_path)
+            assert str(file) in str(caught.value)
+            assert re.search("restore it|delete", str(caught.value))
+            if file.parent == logged.parent:  # and nothing was cut off
+                assert logged.read_bytes() == before
+    file.write_bytes(good)
+    assert read_everything(tmp_path)[-2:] == [3, torch.arange(50.0).tolist()]
+
+
+def test_a_file_that_is_cut_off_is_noticed(tmp_path: Path) -> None:
+    finished_and_not(tmp_path)
+    for file in sorted(tmp_path.glob("*/*.*")):
+        good = file.read_bytes()
+        for length in (0, len(good) // 2, len(good) - 30):
+            file.write_bytes(good[:length])
+            with pytest.raises(UsageError, match=re.escape(str(file))):
+                read_everything(tmp_path)
+        file.write_bytes(good)
+        read_everything(tmp_path)
+
+
+def test_a_config_that_was_changed_by_hand(tmp_path: Path) -> None:
+    run = open_run(tmp_path / "run", {"lr": 1.0}, resume=False)
+    file = run.path / "config.json"
+    file.write_text(file.read_text().replace("1.0", "2.0"))
+    with pytest.raises(UsageError, match=r"changed by hand.*given as options"):
+        open_run(run.path, {"lr": 2.0}, resume=True)
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
+    one, other = (open_run(tmp_path / name, {}, resume=False) for name in ("one", "other"))
+    for run, loss in ((one, 1.0), (other, 2.0)):
+        run.log({"epoch": 1, "loss": loss})
+        run.save({"step": 1})
+    (one.path / "checkpoint.pt").write_bytes((other.path / "checkpoint.pt").read_bytes())
+    with pytest.raises(UsageError, match=r"metrics\.jsonl is damaged.*delete .*checkpoint\.pt"):
+        one.load()
+
+
+def test_what_is_added_to_a_result_does_not_bless_a_damaged_file(tmp_path: Path) -> None:
+    run, _ = finished_and_not(tmp_path)
+    file = run.path / "metrics.jsonl"
+    file.write_text(file.read_text().replace("1.0", "9.0"))
+    run.finish({**(run.result or {}), "test": 1})
+    with pytest.raises(UsageError, match=r"metrics\.jsonl is damaged"):
+        Run(run.path).metrics  # noqa: B018
+
+
+def test_drafts_of_killed_processes_are_removed(tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as alive:
+        run = open_run(tmp_path / "run", {}, resume=False)
+        names = [f".model.safetensors.{process.pid}.tmp" for process in (ended, alive)]
+        part = tmp_path / "run" / "a" / "seed-0"
+        part.mkdir(parents=True)
+        for folder in (run.path, part):
+            for name in (*names, ".notes.tmp", f".config.json.{os.getpid()}.tmp"):
+                (folder / name).write_text("half")
+        with locked(run.path):
+            left = {file.name for file in run.path.rglob(".*.tmp")}
+            assert left == {names[1], ".notes.tmp"}
+        alive.communicate(b"\n")
+    run.save_weights({"w": torch.ones(1)})  # outside of a lock: those of the same file
+    assert not (run.path / names[1]).exists()
+    assert (part / names[1]).exists()
 
 
 def test_a_finished_run_has_a_result_and_no_checkpoint(tmp_path: Path) -> None:
@@ -290,7 +419,8 @@ def test_a_finished_run_has_a_result_and_no_checkpoint(tmp_path: Path) -> None:
     run.save({})
     assert run.result is None
     run.finish({"accuracy": 0.5})
-    assert run.result == {"accuracy": 0.5}
+    assert run.result is not None
+    assert run.result["accuracy"] == 0.5
     assert not (run.path / "checkpoint.pt").exists()
 
 
@@ -304,6 +434,10 @@ def test_runs_are_found_below(tmp_path: Path) -> None:
     (tmp_path / "all" / "model").mkdir()
     (tmp_path / "all" / "model" / "config.json").write_text('{"model_type": "bert"}')
     assert len(find_runs([tmp_path / "all"])) == 2
+    (tmp_path / "all" / "a" / "config.json").write_text('{"format": 1')
+    damaged = find_runs([tmp_path / "all"])[0]
+    with pytest.raises(UsageError, match=r"config\.json is damaged"):  # not left out in silence
+        damaged.config  # noqa: B018
     (tmp_path / "empty").mkdir()
     for name in ("empty", "absent"):
         with pytest.raises(UsageError, match=name):
@@ -312,13 +446,14 @@ def test_runs_are_found_below(tmp_path: Path) -> None:
 
 def test_a_config_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    with pytest.raises(UsageError, match="not that of a run"):
+    with pytest.raises(UsageError, match="not of softtopk"):
         open_run(tmp_path, {}, resume=True)
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(UsageError, match="not that of a run"):
+    with pytest.raises(UsageError, match="damaged"):
         open_run(tmp_path, {}, resume=True)
-    with pytest.raises(UsageError, match="JSON"):
-        read_json(tmp_path / "config.json")
+    write_sealed(tmp_path / "config.json", {"format": 0})
+    with pytest.raises(UsageError, match="not that of a run of this version"):
+        open_run(tmp_path, {}, resume=True)
 
 
 def test_two_processes_do_not_share_a_run(tmp_path: Path) -> None:
@@ -335,10 +470,10 @@ def test_two_processes_do_not_share_a_run(tmp_path: Path) -> None:
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "file.json"
-    write_json(path, {"a": 1})
+    write_sealed(path, {"a": 1})
     with pytest.raises(ValueError, match="JSON"):
-        write_json(path, {"a": float("nan")})
-    assert read_json(path) == {"a": 1}
+        write_sealed(path, {"a": float("nan")})
+    assert read_sealed(path) == {"a": 1}
     with pytest.raises(TypeError):
         write_atomic(path, 3)  # type: ignore[arg-type]
     assert [entry.name for entry in path.parent.iterdir()] == ["file.json"]
@@ -348,7 +483,7 @@ def test_the_surroundings_are_recorded(tmp_path: Path) -> None:
     run = open_run(tmp_path / "run", {}, resume=False)
     assert run.environment["torch"] == torch.__version__
     assert run.environment["cores"] == os.cpu_count()
-    assert json.loads((run.path / "environment.json").read_text()) == run.environment
+    assert read_sealed(run.path / "environment.json") == run.environment
 
 
 def test_a_log_has_a_line_for_each_epoch(tmp_path: Path) -> None:

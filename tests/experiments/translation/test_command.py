@@ -19,6 +19,7 @@ import sacrebleu
 import torch
 
 from softtopk import cli
+from softtopk.experiments.runs import read_sealed, write_sealed
 from softtopk.experiments.translation._training import Training
 from softtopk.seq2seq import Seq2Seq, Seq2SeqConfig
 
@@ -58,6 +59,7 @@ def write_corpus(folder: Path, english: list[str] = ENGLISH, french: list[str] =
 
 def result(out: Path, stage: str, seed: int = 0) -> dict[str, Any]:
     found = json.loads((out / stage / f"seed-{seed}" / "result.json").read_text())
+    del found["digest"], found["sha256"]  # which depend on the times
     return {name: value for name, value in found.items() if "seconds" not in name}
 
 
@@ -65,6 +67,12 @@ def curve(out: Path, stage: str) -> list[dict[str, Any]]:
     """The metrics without the times."""
     lines = (out / stage / "seed-0" / "metrics.jsonl").read_text().splitlines()
     return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
+
+
+@pytest.fixture(autouse=True)
+def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No message is cut into lines."""
+    monkeypatch.setenv("COLUMNS", "500")
 
 
 @pytest.fixture(autouse=True)
@@ -495,14 +503,14 @@ def test_runs_from_before_there_was_another_model(everything: Path, tmp_path: Pa
     later = ("model", "layers", "heads", "feedforward", "attention", "attention_k",
              "attention_eps", "attention_in", "pretrain_warmup")  # fmt: skip
     for file in run.glob("*/seed-0/result.json"):
-        found = json.loads(file.read_text())
+        found = read_sealed(file)
         del found["attention_tokens"], found["test"]
-        file.write_text(json.dumps(found))
+        write_sealed(file, found)
     for file in [run / "config.json", *run.glob("*/seed-0/config.json")]:
-        config = json.loads(file.read_text())
+        config = read_sealed(file)
         assert config.keys() >= set(later)
         older = {name: value for name, value in config.items() if name not in later}
-        file.write_text(json.dumps(older))
+        write_sealed(file, older)
     before = json.loads((run / "table.json").read_text())
     assert exit_code("train", "--resume", "--out", str(run)) == 0  # which tests them once more
     after = json.loads((run / "table.json").read_text())
@@ -624,7 +632,7 @@ def test_a_test_can_be_made_up_for(everything: Path, corpus: Path, tmp_path: Pat
     [
         (["--vocab", "9"], "--vocab 9"),
         (["--vocab", "60", "--max-length", "1"], "--max-length 1"),
-        (["--pieces", "."], "--pieces ."),
+        (["--pieces", "."], "pieces.en.model is missing"),
         (["--vocab", "60", "--device", "abacus"], "--device abacus"),
     ],
 )
@@ -688,7 +696,7 @@ def test_a_start_that_was_killed_is_made_again(
     with monkeypatch.context() as patch:
         for module in ("_data", "_command"):
             patch.setattr(f"softtopk.experiments.translation.{module}.write_atomic", write)
-        patch.setattr("softtopk.experiments.translation._data.write_json", write)
+        patch.setattr("softtopk.experiments.translation._data.write_sealed", write)
         with pytest.raises(KilledError):
             cli.main(["translate", *args])
     assert len(list((out / "data").glob("*"))) == survived
@@ -815,7 +823,7 @@ def test_hard_attention_in_evaluation(attentive: Path, tmp_path: Path) -> None:
 
 def test_attention_map(attentive: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
-    picture = tmp_path / "new" / "map.png"
+    picture = tmp_path / "map.png"
     args = ["attention", str(attentive), "--out", str(picture)]
     given = ["--text", "one [/b] $$\ntwo", "--translation", "un deux trois"]
     assert exit_code(*args, *given) == 0
@@ -840,9 +848,6 @@ def test_what_attention_refuses(
     )
     for out in (tmp_path, tmp_path / "map.jpg"):
         assert "ends in .png" in complaint(capsys, *asked, "one", "--out", str(out))
-    (tmp_path / "file").touch()
-    below = str(tmp_path / "file" / "map.png")
-    assert "give another file" in complaint(capsys, *asked, "one", "--out", below)
     part = str(everything / "pretrain" / "seed-0")
     said = complaint(capsys, "attention", part, "--text", "one", "--hard-attention")
     assert "attends to all tokens" in said
@@ -850,3 +855,82 @@ def test_what_attention_refuses(
         args = ["--attention", "soft-topk", f"--attention-{option}", value, "--out", "nowhere"]
         assert f"--attention-{option} 0: give" in complaint(capsys, "train", *args)
     assert "softmax, soft-topk" in complaint(capsys, "train", "--attention", "x", "--out", "no")
+
+
+# --- damaged files, and files that cannot be written ---
+
+
+def with_a_changed_byte(file: Path, share: float = 0.5) -> None:
+    data = bytearray(file.read_bytes())
+    data[int(share * len(data))] ^= 1
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "result.json", "config.json"])
+def test_damage_in_a_part_is_noticed_by_all_that_use_it(
+    everything: Path, corpus: Path, tmp_path: Path, name: str, capsys: Any
+) -> None:
+    run, part = tmp_path / "run", tmp_path / "run" / "pretrain" / "seed-0"
+    shutil.copytree(everything, run)
+    with_a_changed_byte(part / name)
+    new = ["train", *FEW, "--out", str(tmp_path / "new"), "--init"]
+    uses = [
+        ["evaluate", str(part)],
+        ["translate", str(part), str(corpus / "test.en")],
+        ["attention", str(part), "--text", "one", "--out", str(tmp_path / "a.png")],
+        [*new, str(part)],
+        ["train", "--resume", "--seed", "0,1", "--objective", "all", "--out", str(run)],
+    ]
+    if name == "model.safetensors":
+        uses = [*uses[:-1], [*new, str(part / name)]]
+    for args in uses:
+        assert f"{name} is damaged" in complaint(capsys, *args)
+    assert not (tmp_path / "new").exists()
+
+
+def test_damage_to_the_weights_a_run_began_with(
+    everything: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    assert exit_code("train", "--init", str(everything), *FEW, "--out", str(out)) == 0
+    with_a_changed_byte(out / "init.safetensors")
+    said = complaint(capsys, "train", "--resume", "--seed", "1", "--out", str(out))
+    assert "init.safetensors is damaged" in said
+    assert "put the file with the SHA-256" in said
+
+
+def test_compare_does_not_leave_out_a_run_with_a_broken_config(
+    everything: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(everything, run)
+    file = run / "membership" / "seed-0" / "config.json"
+    file.write_text(file.read_text()[:-20])
+    assert "membership/seed-0/config.json is damaged" in complaint(capsys, "compare", str(run))
+
+
+@pytest.mark.parametrize("home", ["file", "missing"])
+@pytest.mark.parametrize("name", ["evaluate", "compare", "attention", "prepare", "train"])
+def test_an_out_that_cannot_be_written_is_refused_before_the_work(
+    everything: Path,
+    tmp_path: Path,
+    name: str,
+    home: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def work(*_: Any, **__: Any) -> None:
+        raise AssertionError("the work has begun")
+
+    for module, work_of in (
+        *(("_use", "finished_parts"), ("_use", "part_to_translate"), ("_command", "collect")),
+        *(("_command", "prepare_folder"), ("_command", "prepare_corpus")),
+    ):
+        monkeypatch.setattr(f"softtopk.experiments.translation.{module}.{work_of}", work)
+    (tmp_path / "file").touch()
+    out = tmp_path / home / "below.png"
+    args = {"attention": [str(everything), "--text", "one"], "prepare": [], "train": []}
+    said = complaint(capsys, name, *args.get(name, [str(everything)]), "--out", str(out))
+    assert "there is no folder" in said
+    assert "make it, or give another" in said
+    assert not (tmp_path / "missing").exists()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 
 from softtopk.experiments.errors import UsageError
+from softtopk.experiments.runs import read_sealed, write_sealed
 from softtopk.experiments.translation import (
     Corpus,
     Pieces,
@@ -23,7 +23,12 @@ from softtopk.experiments.translation import (
     read_corpus,
     train_pieces,
 )
-from softtopk.experiments.translation._data import prepare_folder, read_part, read_prepared
+from softtopk.experiments.translation._data import (
+    load_corpus,
+    prepare_folder,
+    read_part,
+    read_prepared,
+)
 from softtopk.experiments.translation._settings import Settings
 
 ENGLISH = ["the house is small", "a small tree", "the tree is old", "an old house"] * 3
@@ -168,13 +173,13 @@ def prepare(corpus: Corpus, vocab: int, folder: Path) -> Prepared:
 
 
 def test_prepare(tmp_path: Path) -> None:
-    prepared = prepare(CORPUS, 50, tmp_path / "new" / "folder")
-    files = contents(tmp_path / "new" / "folder")
+    prepared = prepare(CORPUS, 50, tmp_path / "folder")
+    files = contents(tmp_path / "folder")
     assert set(files) == FILES
     # From the training part of one language, and from nothing else.
     assert files["pieces.en.model"] == prepared.source.model == train_pieces(ENGLISH, 50)
     assert files["pieces.fr.model"] == prepared.target.model == train_pieces(FRENCH, 50)
-    record = json.loads(files["prepared.json"])
+    record = read_sealed(tmp_path / "folder" / "prepared.json")
     assert record == prepared.record
     assert record["fingerprint"] == CORPUS.fingerprint
     assert record["vocab"] == 50
@@ -214,7 +219,7 @@ def test_prepare_after_a_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
         with monkeypatch.context() as patch:
             patch.setattr(_data, "write_atomic", crash)
-            patch.setattr(_data, "write_json", crash)
+            patch.setattr(_data, "write_sealed", crash)
             with pytest.raises(KeyboardInterrupt):
                 prepare(CORPUS, 50, folder)
         prepare(CORPUS, 50, folder)
@@ -233,22 +238,23 @@ def test_prepare_for_something_else(tmp_path: Path) -> None:
 
 
 def test_another_version(tmp_path: Path) -> None:
-    for content in ('{"format": 99}', "[]"):
-        (tmp_path / "prepared.json").write_text(content)
-        with refused("prepared.json is not of this version"):
-            prepare(CORPUS, 50, tmp_path)
-    (tmp_path / "prepared.json").write_text("{")
-    with refused("prepared.json cannot be read as JSON"):
+    write_sealed(tmp_path / "prepared.json", {"format": 99})
+    with refused("prepared.json is not of this version"):
+        prepare(CORPUS, 50, tmp_path)
+    (tmp_path / "prepared.json").write_text("[]")
+    with refused("prepared.json is damaged"):
         prepare(CORPUS, 50, tmp_path)
 
 
 def test_a_model_that_was_changed(tmp_path: Path) -> None:
     prepare(CORPUS, 50, tmp_path)
     (tmp_path / "pieces.fr.model").write_bytes(train_pieces(ENGLISH, 50))
-    with refused("pieces.fr.model is not the file", "delete", "prepared.json"):
+    with refused("pieces.fr.model is damaged", "restore"):
         prepare(CORPUS, 50, tmp_path)
+    with refused("pieces.fr.model is damaged", "restore"):  # also as --pieces of other text
+        prepare_corpus(CORPUS.first(8), 50, pieces=tmp_path)
     (tmp_path / "pieces.fr.model").unlink()
-    with refused("pieces.fr.model cannot be read", "delete", "prepared.json"):
+    with refused("pieces.fr.model is missing"):
         prepare(CORPUS, 50, tmp_path)
 
 
@@ -261,7 +267,7 @@ def test_a_vocab_that_does_not_do_says_for_which_language(tmp_path: Path) -> Non
 
 def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with refused("file", "cannot write there"):
+    with pytest.raises(NotADirectoryError, match="file/folder"):
         prepare(CORPUS, 50, tmp_path / "file" / "folder")
 
 
@@ -287,11 +293,38 @@ def test_what_was_written_is_read_again(tmp_path: Path) -> None:
 def test_text_that_was_changed(tmp_path: Path) -> None:
     prepare(CORPUS, 50, tmp_path)
     (tmp_path / "test.en").write_text("a house\n")
-    with refused("the test part is not that", "restore"):
+    with refused("test.{en,fr} is damaged", "restore"):
         read_part(tmp_path, "test", "en", "fr")
     assert read_part(tmp_path, "valid", "en", "fr") == CORPUS.valid
-    with refused("the text is not that", "restore"):
+    with refused("test.{en,fr} is damaged", "restore"):
         read_prepared(tmp_path, "en", "fr")
+    for source, target in (("en", "fr"), ("fr", "en")):  # as the text of another run
+        with refused("test.{en,fr} is damaged", "restore"):
+            load_corpus(Settings(data=str(tmp_path), source=source, target=target))
+
+
+def test_prepared_text_can_be_used_in_both_directions(tmp_path: Path) -> None:
+    prepare(CORPUS, 50, tmp_path)
+    corpus = load_corpus(Settings(data=str(tmp_path), source="fr", target="en"))
+    assert corpus.test == Split(CORPUS.test.targets, CORPUS.test.sources)
+
+
+def test_one_changed_bit_in_a_prepared_folder_is_noticed(tmp_path: Path) -> None:
+    prepare(CORPUS, 50, tmp_path)
+    files = sorted(tmp_path.iterdir())
+    assert len(files) == len(FILES)
+    for file in files:
+        good = file.read_bytes()
+        for place in range(0, len(good), max(1, len(good) // 30)):
+            if file.suffix == ".gz" and place in range(4, 10):  # its date and system: not the text
+                continue
+            changed = bytearray(good)
+            changed[place] ^= 1
+            file.write_bytes(changed)
+            with pytest.raises(UsageError, match=re.escape(str(tmp_path))):
+                read_prepared(tmp_path, "en", "fr")
+        file.write_bytes(good)
+    assert read_prepared(tmp_path, "en", "fr").corpus == CORPUS
 
 
 # --- pairs ---

@@ -12,6 +12,7 @@ import torch
 
 import softtopk
 from softtopk import _environment
+from softtopk.experiments._files import check_out
 from softtopk.experiments.errors import UsageError, require
 from softtopk.experiments.runs import INTERRUPTED
 
@@ -45,6 +46,9 @@ def main(settings: Settings, images: Path) -> int:
     """Run, print, draw, and return the exit code."""
     require("rich", "the benchmark", "cli")
     require("matplotlib", "the benchmark", "plot")
+    check_out(settings.out, folder=True)
+    settings.out.mkdir(exist_ok=True)  # the pictures may lie in it
+    check_out(images, "--images", folder=True)
     code = 0
     report = RichReport()
     _print_header(settings, report)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from softtopk.experiments._files import replacing
 from softtopk.experiments.errors import UsageError
+from softtopk.experiments.runs import read_sealed, sealed, write_atomic
 
 from ._cases import Case
 
@@ -116,13 +115,12 @@ class Record:
                 for done in self.cases
             ],
         }
-        with replacing(path) as draft:
-            draft.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+        write_atomic(path, sealed(data, allow_nan=True))  # an error can be NaN
 
     @staticmethod
     def read(path: Path) -> Record:
+        data = read_sealed(path, "run without --resume, or give another --out")
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
             if data["format"] != FORMAT:
                 raise ValueError(f"format {data['format']}")
             cases = [

@@ -75,8 +75,6 @@ class Settings:
                 f"--threads {self.threads}: give a number from 1 to {available_cores()}, the cores "
                 "that this process may use"
             )
-        if self.out.exists() and not self.out.is_dir():
-            raise UsageError(f"--out {self.out}: this is a file; give a folder")
 
     @property
     def record(self) -> Path:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from softtopk.experiments._drawing import FORMATS, save_figure
-from softtopk.experiments._files import replacing
+from softtopk.experiments._files import check_out, replacing
 from softtopk.experiments.errors import UsageError, require
 from softtopk.experiments.runs import INTERRUPTED, Report
 from softtopk.plotting.style import standard_look
@@ -33,7 +33,9 @@ def main(out: Path, only: Sequence[str] = (), formats: Sequence[str] = ("png",))
     try:
         for name in names:
             with report.console.status(f"drawing {name}"):  # on a terminal
-                written = _write_with_index(CATALOGUE[name], out, kinds)
+                written = write_exhibit(CATALOGUE[name], out, kinds)
+                # Each time, so that an interrupt finds it complete.
+                _write_text(out / INDEX, index_page(out))
             for path in written:
                 report.say(f"figure: {path}")
             done += 1
@@ -60,20 +62,8 @@ def write_exhibit(exhibit: Exhibit[Any], out: Path, kinds: Sequence[str]) -> lis
     return written
 
 
-def _write_with_index(exhibit: Exhibit[Any], out: Path, kinds: Sequence[str]) -> list[Path]:
-    """The same, and the index of all that there is, so that an interrupt finds it complete."""
-    try:
-        written = write_exhibit(exhibit, out, kinds)
-        _write_text(out / INDEX, index_page(out))
-    except OSError as error:
-        reason = f"{error.strerror or error}: {error.filename2 or error.filename or out}"
-        raise UsageError(f"--out {out}: cannot be written ({reason}); give another") from error
-    return written
-
-
 def _check_folder(out: Path) -> None:
-    if out.exists() and not out.is_dir():
-        raise UsageError(f"--out {out}: it is a file; give a folder")
+    check_out(out, folder=True)
     index = out / INDEX
     if index.is_file() and not index.read_bytes().startswith(TITLE.encode()):
         raise UsageError(

@@ -61,7 +61,7 @@ def _read_npy(path: Path, shape: Shape) -> Tensor:
         # Mapped, not read: NumPy then compares the header with the length of the file, where it
         # would otherwise allocate what the header says.
         array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
+    except Exception as error:  # damage to the header causes errors of many kinds
         raise UsageError(f"{path}: not a whole NumPy file without objects ({error})") from error
     if array.offset + array.nbytes != path.stat().st_size:
         raise UsageError(f"{path}: found bytes after the array, expected none")
@@ -111,7 +111,9 @@ def _read_png(path: Path, shape: Shape) -> Tensor:
             if image.convert("RGBA").getchannel("A").getextrema() != (255, 255):
                 raise UsageError(f"{path}: found transparent pixels, expected a background")
             data = image.convert("L" if channels == 1 else "RGB").tobytes()
-    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+    except UsageError:
+        raise
+    except Exception as error:  # each kind of damage causes another kind of error
         raise UsageError(f"{path}: not a whole PNG file ({error})") from error
     pixels = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(1, height, width, channels)
     return pixels.permute(0, 3, 1, 2).contiguous()

@@ -17,6 +17,7 @@ import torch
 from softtopk.knn import DivergedError
 
 from .. import images
+from .._files import check_out
 from ..errors import UsageError, require
 from ..runs import (
     INTERRUPTED,
@@ -25,11 +26,11 @@ from ..runs import (
     Report,
     Run,
     check_device,
+    check_tables,
     find_runs,
     locked,
     open_run,
     parse_seeds,
-    read_json,
     write_atomic,
     write_tables,
 )
@@ -137,6 +138,8 @@ def train(out: Path, plan: Plan, *, resume: bool) -> int:
 def table(paths: Sequence[Path], out: Path | None) -> int:
     """Print the table of these runs; with ``out``, write it as Markdown and beside it as JSON."""
     _require("rich")
+    if out is not None:
+        check_tables(out)
     rows = collect(_units(*paths))
     report = Report()
     for one in tables(rows):
@@ -166,6 +169,7 @@ def plot(
     if missing:
         raise UsageError(f"--method {','.join(missing)}: {path} has {', '.join(runs)} only")
     folder = out or path
+    check_out(folder, folder=True)
     panels = []
     # Without a choice: what there is to see, the images as they are and the features of ours.
     shown = wanted if methods else [name for name in ("knn", "soft-topk") if name in runs] or wanted
@@ -195,6 +199,8 @@ def predict(
         raise UsageError(f"--method: give one of those that {path} has: {', '.join(runs)}")
     if name not in runs:
         raise UsageError(f"--method {name}: {path} has {', '.join(runs)} only")
+    if out is not None:
+        check_out(out)
     model, data = _trained(runs[name], data_dir)
     inputs = data.normalise(images.read_images(file, data.shape, maximum=data.maximum))
     best = model.probabilities(inputs).max(-1)
@@ -324,8 +330,8 @@ def _first_seeds(runs: Sequence[Run]) -> dict[str, Run]:
 
 
 def _config(out: Path) -> dict[str, Any]:
-    config = read_json(out / "config.json")
-    if not isinstance(config, dict) or config.get("command") != COMMAND:
+    config = Run(out).config
+    if config.get("command") != COMMAND:
         raise UsageError(f"--out {out}: this is not a run of softtopk knn train")
     if "methods" not in config:
         raise UsageError(f"--out {out}: this is a part of a run; give the folder that holds it")

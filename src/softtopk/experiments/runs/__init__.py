@@ -12,15 +12,21 @@ A run is a folder:
 Every file is written whole or not at all, except the metrics, which grow by a line and are cut back
 to the checkpoint on the next start. So a run can be killed at any time. Runs that belong together
 lie in the folders of one folder, which has a config.json of its own.
+
+A damaged file is noticed when it is read again. The JSON files and the checkpoint have their own
+SHA-256 in them. What cannot have it is vouched for by the file that is written next, whose presence
+makes it count: the checkpoint has the digest of the metrics so far, and result.json those of the
+weights and of all metrics. So there is no moment at which a kill leaves a digest without its file
+or a file that counts without its digest.
 """
 
 from ._directory import Run, announce, find_runs, locked, open_run
-from ._files import read_json, write_atomic, write_json
+from ._files import check_digest, read_sealed, sealed, write_atomic, write_sealed
 from ._interrupt import INTERRUPTED, Interrupt, Interrupted
 from ._loop import Trainable, train
 from ._options import as_option, check_device, parse_seeds
 from ._report import Report
-from ._tables import Table, duration, provenance, write_tables
+from ._tables import Table, check_tables, duration, provenance, write_tables
 
 __all__ = [
     "INTERRUPTED",
@@ -33,15 +39,18 @@ __all__ = [
     "announce",
     "as_option",
     "check_device",
+    "check_digest",
+    "check_tables",
     "duration",
     "find_runs",
     "locked",
     "open_run",
     "parse_seeds",
     "provenance",
-    "read_json",
+    "read_sealed",
+    "sealed",
     "train",
     "write_atomic",
-    "write_json",
+    "write_sealed",
     "write_tables",
 ]

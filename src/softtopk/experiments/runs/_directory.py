@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import pickle
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
@@ -13,11 +14,13 @@ from typing import Any
 
 import torch
 
+from .._files import check_out, naming, remove_drafts, sha256
 from ..errors import UsageError
-from ._files import read_json, write_atomic, write_json
+from ._files import DIGEST, REMEDY, check_digest, read_sealed, write_atomic, write_sealed
 from ._tables import surroundings
 
 FORMAT = 1
+CHECKPOINT = b"softtopk checkpoint 1\n"  # and the digest of the rest, and the rest
 START = ".start.json"  # what a start that has no config.json yet writes
 
 
@@ -29,57 +32,74 @@ class Run:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        return _read_config(self.path)
+        path = self.path / "config.json"
+        remedy = f"{REMEDY}; other settings are given as options"
+        config = read_sealed(path, remedy)
+        if config.get("format") != FORMAT:
+            raise UsageError(f"{path} is not that of a run of this version: {REMEDY}")
+        return config
 
     @cached_property
     def environment(self) -> dict[str, Any]:
-        return read_json(self.path / "environment.json")
+        return read_sealed(self.path / "environment.json")
 
     @property
     def result(self) -> dict[str, Any] | None:
         """What came out, None while it is not finished."""
         path = self.path / "result.json"
-        return read_json(path) if path.exists() else None
+        return read_sealed(path, self._remedy) if path.exists() else None
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
         """The records of its epochs."""
-        path = self._metrics
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        try:
-            return [json.loads(line) for line in lines]
-        except ValueError as error:
-            raise UsageError(f"{path} is damaged: {error}") from error
+        logged, result = self._logged(), self.result
+        if result is not None:
+            check_digest(self._metrics, sha256(logged), result["sha256"]["metrics"], self._remedy)
+        return [json.loads(line) for line in logged.splitlines()]
 
     def log(self, record: Mapping[str, Any]) -> None:
         """Append to the metrics; what is not a number is left out."""
         numbers = {name: value for name, value in record.items() if value == value}
-        with self._metrics.open("a", encoding="utf-8") as file:
+        with naming(self._metrics), self._metrics.open("a", encoding="utf-8") as file:
             file.write(json.dumps(numbers, allow_nan=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())  # before the checkpoint, which vouches for it
 
     def save(self, state: Mapping[str, Any]) -> None:
         """Keep ``state``, of tensors and plain values, to go on from."""
-        logged = self._metrics.stat().st_size if self._metrics.exists() else 0
+        logged = self._logged()
+        saved = {"logged": len(logged), "sha256": sha256(logged), "state": dict(state)}
         buffer = io.BytesIO()
-        torch.save({"format": FORMAT, "logged": logged, "state": dict(state)}, buffer)
-        write_atomic(self._checkpoint, buffer.getvalue())
+        torch.save(saved, buffer)
+        payload = buffer.getvalue()
+        write_atomic(self._checkpoint, CHECKPOINT + sha256(payload).encode() + payload)
 
     def load(self) -> dict[str, Any] | None:
         """The last state that was kept, with the metrics cut back to that moment."""
         logged, state = 0, None
         if self._checkpoint.exists():
-            try:
-                saved = torch.load(self._checkpoint, map_location="cpu", weights_only=True)
-                logged, state = saved["logged"], saved["state"]
-            except Exception as error:
-                raise UsageError(
-                    f"{self._checkpoint} is not a checkpoint ({error}): delete it to start this "
-                    "run again from the beginning"
-                ) from error
+            saved = self._saved()
+            logged, state = saved["logged"], saved["state"]
+            found = sha256(self._logged()[:logged])
+            check_digest(self._metrics, found, saved["sha256"], self._from_the_beginning)
         if self._metrics.exists():
             # What was logged after the checkpoint will be logged again.
-            os.truncate(self._metrics, min(logged, self._metrics.stat().st_size))
+            os.truncate(self._metrics, logged)
         return state
+
+    def _saved(self) -> dict[str, Any]:
+        """What the checkpoint has, if it is one and is as it was written."""
+        path, remedy = self._checkpoint, self._from_the_beginning
+        data = path.read_bytes()
+        if not data.startswith(CHECKPOINT):
+            raise UsageError(f"{path} is damaged or not a checkpoint of this version: {remedy}")
+        start = len(CHECKPOINT) + len(sha256(b""))
+        payload = data[start:]
+        check_digest(path, sha256(payload), data[len(CHECKPOINT) : start].decode("latin-1"), remedy)
+        try:
+            return torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
+        except (pickle.UnpicklingError, RuntimeError) as error:  # of another version of torch
+            raise UsageError(f"{path} cannot be read by this torch ({error}): {remedy}") from error
 
     def restart(self) -> None:
         """Forget how far it was."""
@@ -94,20 +114,39 @@ class Run:
         write_atomic(self.weights, save(plain))
 
     def load_weights(self) -> dict[str, torch.Tensor]:
-        from safetensors import SafetensorError
         from safetensors.torch import load_file
 
-        if not self.weights.exists():
+        return load_file(self.checked_weights())
+
+    def checked_weights(self) -> Path:
+        """The file of the trained weights, if it is what was written."""
+        result = self.result
+        if result is None:
             raise UsageError(f"{self.path} has no trained weights: let it finish with --resume")
-        try:
-            return load_file(self.weights)
-        except SafetensorError as error:
-            raise UsageError(f"{self.weights} is damaged: {error}") from error
+        if not self.weights.exists():
+            raise UsageError(f"{self.weights} is missing: {self._remedy}")
+        found = sha256(self.weights.read_bytes())
+        check_digest(self.weights, found, result["sha256"]["weights"], self._remedy)
+        return self.weights
 
     def finish(self, result: Mapping[str, Any]) -> None:
-        """Record the outcome; the checkpoint has served."""
-        write_json(self.path / "result.json", result)
+        """Record the outcome, which vouches for the other files; the checkpoint has served."""
+        weights = self.weights.read_bytes() if self.weights.exists() else b""
+        digests = {"metrics": sha256(self._logged()), "weights": sha256(weights)}
+        # A result that is only added to has its digests, of what was written then.
+        write_sealed(self.path / "result.json", {"sha256": digests, **result})
         self._checkpoint.unlink(missing_ok=True)
+
+    def _logged(self) -> bytes:
+        return self._metrics.read_bytes() if self._metrics.exists() else b""
+
+    @property
+    def _remedy(self) -> str:
+        return f"restore it from a copy, or delete {self.path} and run it again with --resume"
+
+    @property
+    def _from_the_beginning(self) -> str:
+        return f"delete {self._checkpoint} to start this run again from the beginning"
 
     @property
     def _metrics(self) -> Path:
@@ -138,15 +177,16 @@ def open_run(
     that an older record may not have.
     """
     config = json.loads(json.dumps({"format": FORMAT, **config}, allow_nan=False))
+    path.parent.mkdir(parents=True, exist_ok=True)  # of a part, in the folder of its run
     make_folder(path)
     if not (path / "config.json").exists():
-        write_json(path / "environment.json", surroundings())
-        write_json(path / "config.json", config)  # last: it is what makes the folder a run
+        write_sealed(path / "environment.json", surroundings())
+        write_sealed(path / "config.json", config)  # last: it is what makes the folder a run
         (path / START).unlink(missing_ok=True)
         return Run(path)
     if not resume:
         raise _taken(path)
-    before = {**(absent or {}), **_read_config(path)}
+    before = {**(absent or {}), **Run(path).config}
     differing = {name for name in {**before, **config} if before.get(name) != config.get(name)}
     if differing - set(free):
         changes = ", ".join(
@@ -158,17 +198,15 @@ def open_run(
             "options, or none, or another --out"
         )
     if differing:
-        write_json(path / "config.json", config)
+        write_sealed(path / "config.json", config)
     return Run(path)
 
 
 def make_folder(path: Path) -> None:
     """Make the folder, unless there is one; refuse one that holds anything but a run."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        names = {entry.name for entry in path.iterdir() if not entry.name.startswith(".")}
-    except OSError as error:
-        raise UsageError(f"--out {path}: cannot use this folder: {error}") from error
+    check_out(path, folder=True)
+    path.mkdir(exist_ok=True)
+    names = {entry.name for entry in path.iterdir() if not entry.name.startswith(".")}
     # A run that was killed before it had its config.json has no more than an environment.json and
     # what it announced.
     if "config.json" not in names and names - {"environment.json", *_announced(path)}:
@@ -185,11 +223,13 @@ def announce(path: Path, names: Collection[str]) -> None:
     make_folder(path)
     if (path / "config.json").exists():
         raise _taken(path)
-    write_json(path / START, sorted(names))
+    write_sealed(path / START, {"names": sorted(names)})
 
 
 def _announced(path: Path) -> list[str]:
-    return read_json(path / START) if (path / START).exists() else []
+    if not (path / START).exists():
+        return []
+    return read_sealed(path / START, f"delete {path}, and start again")["names"]
 
 
 def _taken(path: Path) -> UsageError:
@@ -199,12 +239,16 @@ def _taken(path: Path) -> UsageError:
 
 
 def find_runs(paths: Iterable[Path]) -> list[Run]:
-    """The runs in these folders and below: those folders that hold a config.json and no others."""
+    """The runs in these folders and below: those folders that hold a config.json and no others.
+
+    A run with a damaged config.json is among them, so that it is not left out in silence: reading
+    its config is an error.
+    """
     found = []
     for path in paths:
         if not path.is_dir():
             raise UsageError(f"{path}: there is no such folder")
-        configs = [config for config in sorted(path.rglob("config.json")) if _is_config(config)]
+        configs = [file for file in sorted(path.rglob("config.json")) if _is_of_a_run(file)]
         leaves = [
             Run(config.parent)
             for config in configs
@@ -219,30 +263,27 @@ def find_runs(paths: Iterable[Path]) -> list[Run]:
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Refuse to run where another process runs; the system frees the lock of a killed one."""
+    make_folder(path)
     try:
         import fcntl
     except ModuleNotFoundError:  # Windows: two runs in one folder are not noticed there
         yield
         return
-    make_folder(path)
     with (path / ".lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UsageError(f"--out {path}: another process is running there") from None
+        remove_drafts(path.rglob(".*.tmp"))
         yield
 
 
-def _is_config(path: Path) -> bool:
-    """Whether a file is the config.json of a run; other programs have such files too."""
+def _is_of_a_run(config: Path) -> bool:
+    """Whether a config.json is that of a run; other programs have such files too."""
+    if config.with_name("environment.json").exists():
+        return True
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        content = json.loads(config.read_bytes())
+    except ValueError:
         return False
-    return isinstance(config, dict) and config.get("format") == FORMAT
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    if not _is_config(path / "config.json"):
-        raise UsageError(f"{path / 'config.json'} is not that of a run of this version")
-    return read_json(path / "config.json")
+    return isinstance(content, dict) and DIGEST in content

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from softtopk import _environment
 
-from ..errors import UsageError
+from .._files import check_out
 from ._files import write_atomic, write_json
 
 if TYPE_CHECKING:
@@ -78,15 +78,25 @@ def provenance(environment: Mapping[str, Any]) -> str:
     )
 
 
+def check_tables(path: Path) -> None:
+    """Refuse, before the work, a path where `write_tables` could not write after it."""
+    if path.is_dir():
+        check_out(path)
+    for file in _table_files(path):
+        check_out(file)
+
+
 def write_tables(path: Path, markdown: str, records: object) -> tuple[Path, Path]:
     """Write results as Markdown and, beside it, as JSON; returns the two files."""
-    if path.is_dir():
-        raise UsageError(f"--out {path}: this is a folder; give the name of a file in it")
-    stem = path.with_suffix("") if path.suffix in (".md", ".json") else path
-    text, data = (stem.with_name(f"{stem.name}.{kind}") for kind in ("md", "json"))
+    text, data = _table_files(path)
     write_atomic(text, markdown)
     write_json(data, records)
     return text, data
+
+
+def _table_files(path: Path) -> tuple[Path, Path]:
+    stem = path.with_suffix("") if path.suffix in (".md", ".json") else path
+    return stem.with_name(f"{stem.name}.md"), stem.with_name(f"{stem.name}.json")
 
 
 def duration(seconds: float) -> str:

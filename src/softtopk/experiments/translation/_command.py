@@ -14,6 +14,7 @@ import torch
 from softtopk._training import DivergedError
 from softtopk.seq2seq import EncoderDecoder
 
+from .._files import check_out
 from ..errors import UsageError
 from ..runs import (
     INTERRUPTED,
@@ -24,6 +25,7 @@ from ..runs import (
     Table,
     announce,
     check_device,
+    check_tables,
     locked,
     open_run,
     write_atomic,
@@ -31,7 +33,7 @@ from ..runs import (
 )
 from ._batches import Pair
 from ._corpus import Corpus
-from ._data import is_prepared, load_corpus, prepare_folder, read_prepared, write_prepared
+from ._data import load_corpus, prepare_folder, read_prepared, write_prepared
 from ._execute import add_test, execute
 from ._lookup import (
     COMMAND,
@@ -45,6 +47,7 @@ from ._lookup import (
 from ._model import shape_of
 from ._pieces import Prepared, pairs_of, prepare_corpus
 from ._plan import Plan, whole_paths
+from ._record import is_prepared
 from ._settings import BUILTIN, PRETRAIN, Settings, settings_in
 from ._tables import collect, tables, to_json, to_markdown
 
@@ -60,6 +63,7 @@ def prepare_data(out: Path, *, pieces: Path | None, given: Mapping[str, Any]) ->
     there = is_prepared(out)
     if not there and str(out.resolve()) == settings.data:
         raise UsageError(f"--out {out}: give another folder than --data")
+    check_out(out, folder=True)
     report = Report()
     corpus = load_corpus(settings)
     _say_dropped(corpus, report)
@@ -114,6 +118,8 @@ def _say_dropped(corpus: Corpus, report: Report) -> None:
 def compare(paths: Sequence[Path], out: Path | None) -> int:
     """Print the table of these runs; with ``out``, write it as Markdown and beside it as JSON."""
     require_modules("rich")
+    if out is not None:
+        check_tables(out)
     rows = collect(find_parts(*paths))
     report = Report()
     for table in tables(rows):
@@ -179,7 +185,7 @@ def _run_all(
                 code |= _run_one(out, plan, stage, seed, prepared, pairs(), report, interrupt)
             elif plan.settings.test and "test" not in result:
                 run = _open_part(out, plan, stage, seed, prepared.corpus)
-                model = load_model(run.weights, plan.settings.device)
+                model = load_model(run.checked_weights(), plan.settings.device)
                 result = add_test(result, model, plan.settings, prepared, run)
                 report.say(f"{stage}, seed {seed}: {_scores(result, 'test')}")
     return code
@@ -222,11 +228,12 @@ def _run_one(
     run = _open_part(out, plan, stage, seed, prepared.corpus)
     weights = None
     if stage != PRETRAIN:
-        first = out / INIT if plan.init_digest else Run(folder_of(out, PRETRAIN, seed)).weights
-        if not first.exists():
+        first = Run(folder_of(out, PRETRAIN, seed))
+        if not plan.init_digest and first.result is None:
             report.say(f"{stage}, seed {seed}: left out, there are no weights to begin with")
             return 1
-        weights = _load_checked(first, plan.settings, prepared).state_dict()
+        file = out / INIT if plan.init_digest else first.checked_weights()
+        weights = _load_checked(file, plan.settings, prepared).state_dict()
     try:
         with report.warnings():
             result = execute(

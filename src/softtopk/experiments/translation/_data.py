@@ -12,38 +12,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from .._files import sha256
 from ..errors import UsageError
-from ..runs import read_json, write_atomic, write_json
+from ..runs import check_digest, write_atomic, write_sealed
 from ._builtin import SOURCE, TARGET, builtin_corpus
 from ._corpus import Corpus, Split, read_corpus, read_measured
 from ._pieces import (
-    FORMAT,
     Pieces,
     Prepared,
     asked_of,
     model_path,
     pieces_from,
     prepare_corpus,
-    sha256,
 )
+from ._record import RECORD, is_prepared, read_record
 from ._settings import BUILTIN, Settings
-
-RECORD = "prepared.json"
-
-
-def is_prepared(folder: str | Path) -> bool:
-    return (Path(folder) / RECORD).is_file()
-
-
-def read_record(folder: Path) -> dict[str, Any]:
-    """What ``prepared.json`` says."""
-    path = folder / RECORD
-    if not path.is_file():
-        raise UsageError(f"{folder}: there is no {RECORD}; prepare the data again")
-    record = read_json(path)
-    if not isinstance(record, dict) or record.get("format") != FORMAT:
-        raise UsageError(f"{path} is not of this version: delete it, or give another folder")
-    return record
 
 
 def settings_of_pieces(folder: Path) -> dict[str, Any]:
@@ -62,9 +45,8 @@ def load_corpus(settings: Settings) -> Corpus:
             )
         corpus = builtin_corpus()
     else:
-        corpus = read_corpus(settings.data, settings.source, settings.target)
-        if is_prepared(settings.data):  # a copy, with the name of what it was copied from
-            corpus = replace(corpus, name=read_record(Path(settings.data))["corpus"])
+        read = _read_text if is_prepared(settings.data) else read_corpus
+        corpus = read(Path(settings.data), settings.source, settings.target)
     if settings.max_words is not None:
         corpus = corpus.at_most(settings.max_words)
     return corpus if settings.subset is None else corpus.first(settings.subset)
@@ -73,51 +55,53 @@ def load_corpus(settings: Settings) -> Corpus:
 def write_prepared(prepared: Prepared, folder: Path) -> None:
     """Write the text and the pieces, and `prepared.json` last: it is what makes them whole."""
     corpus = prepared.corpus
-    try:
-        (folder / RECORD).unlink(missing_ok=True)  # of a start that did not get to its end
-        for part, split in corpus.parts:
-            # What is large is packed; what people look at is not.
-            packed = part == "train"
-            for language, sentences in (
-                (corpus.source, split.sources),
-                (corpus.target, split.targets),
-            ):
-                name = f"{part}.{language}.gz" if packed else f"{part}.{language}"
-                write_atomic(folder / name, _content(sentences, packed))
-        write_atomic(model_path(folder, corpus.source), prepared.source.model)
-        write_atomic(model_path(folder, corpus.target), prepared.target.model)
-        write_json(folder / RECORD, prepared.record)
-    except OSError as error:
-        raise UsageError(f"{folder}: cannot write there: {error}") from error
+    (folder / RECORD).unlink(missing_ok=True)  # of a start that did not get to its end
+    for part, split in corpus.parts:
+        # What is large is packed; what people look at is not.
+        packed = part == "train"
+        for language, sentences in (
+            (corpus.source, split.sources),
+            (corpus.target, split.targets),
+        ):
+            name = f"{part}.{language}.gz" if packed else f"{part}.{language}"
+            write_atomic(folder / name, _content(sentences, packed))
+    write_atomic(model_path(folder, corpus.source), prepared.source.model)
+    write_atomic(model_path(folder, corpus.target), prepared.target.model)
+    write_sealed(folder / RECORD, prepared.record)
 
 
 def read_prepared(folder: Path, source: str, target: str) -> Prepared:
     """What `write_prepared` wrote."""
+    corpus = _read_text(folder, source, target)
+    pieces = read_pieces(folder, source, target)
+    return Prepared(corpus, *pieces, read_record(folder))
+
+
+def _read_text(folder: Path, source: str, target: str) -> Corpus:
+    """The text of a prepared folder, with the name of what it was copied from."""
     record = read_record(folder)
     corpus = replace(read_corpus(folder, source, target), name=record["corpus"])
-    if corpus.fingerprint != record["fingerprint"]:
-        raise UsageError(f"{folder}: the text is not that which {RECORD} tells of; restore it")
-    pieces = read_pieces(folder, source, target)
-    return Prepared(corpus, *pieces, record)
+    for part, split in corpus.parts:
+        reverse = source != record["source"]
+        recorded = Split(split.targets, split.sources) if reverse else split
+        _check_text(folder, part, recorded, record)
+    return corpus
+
+
+def _check_text(folder: Path, part: str, split: Split, record: dict[str, Any]) -> None:
+    files = folder / f"{part}.{{{record['source']},{record['target']}}}"
+    check_digest(files, split.fingerprint, record["parts"][part]["sha256"])
 
 
 def read_pieces(folder: Path, source: str, target: str) -> tuple[Pieces, Pieces]:
     """The pieces alone, of both languages."""
-    digests = read_record(folder).get("sha256", {})
-    first, second = (_stored(folder, code, digests.get(code)) for code in (source, target))
-    return first, second
+    return pieces_from(folder, source), pieces_from(folder, target)
 
 
 def read_part(folder: Path, part: str, source: str, target: str) -> Split:
     """The valid or the test part alone."""
-    record = read_record(folder)["parts"][part]
     split = read_measured(folder, part, source, target)
-    # Older records have no digest of the parts.
-    expected = record["pairs"], record.get("sha256", split.fingerprint)
-    if (len(split), split.fingerprint) != expected:
-        raise UsageError(
-            f"{folder}: the {part} part is not that which {RECORD} tells of; restore it"
-        )
+    _check_text(folder, part, split, read_record(folder))
     return split
 
 
@@ -148,17 +132,6 @@ def prepare_folder(
             f"--vocab, or another folder, or delete {folder / RECORD} to prepare it again"
         )
     return Prepared(corpus, *read_pieces(folder, corpus.source, corpus.target), record)
-
-
-def _stored(folder: Path, language: str, expected: str | None) -> Pieces:
-    path, remedy = model_path(folder, language), f"delete {folder / RECORD} to prepare it again"
-    try:
-        model = path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read ({error.strerror}): {remedy}") from error
-    if sha256(model) != expected:
-        raise UsageError(f"{path} is not the file that {RECORD} tells of: {remedy}")
-    return Pieces(model)
 
 
 def _content(sentences: Sequence[str], packed: bool) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,10 @@ import torch
 
 from softtopk.seq2seq import EncoderDecoder, load
 
+from .._files import sha256
 from ..errors import UsageError, require
-from ..runs import Run, find_runs, read_json
-from ._data import is_prepared
+from ..runs import Run, find_runs
+from ._record import is_prepared
 from ._settings import PRETRAIN, STAGES
 
 COMMAND = "translate train"
@@ -50,8 +50,8 @@ def data_of(part: Run) -> Path:
 
 def read_config(out: Path) -> dict[str, Any]:
     """What the run in ``out``, not one of its parts, was asked for."""
-    config = read_json(out / "config.json")
-    if not isinstance(config, dict) or config.get("command") != COMMAND:
+    config = Run(out).config
+    if config.get("command") != COMMAND:
         raise UsageError(f"--out {out}: this is not a run of softtopk {COMMAND}")
     if "objectives" not in config:
         raise UsageError(f"--out {out}: this is a part of a run; give the folder that holds it")
@@ -89,12 +89,13 @@ def part_to_translate(path: Path) -> Run:
 def weights_file(path: Path) -> Path:
     """The file that ``--init`` means."""
     if path.is_file():
-        return path
+        part = Run(path.parent)
+        return part.checked_weights() if path == part.weights and part.result else path
     runs = finished_parts(path)
     first = [run for run in runs if run.config["stage"] == PRETRAIN]
     for some in (runs, first):
         if len(some) == 1:
-            return some[0].weights
+            return some[0].checked_weights()
     names = ", ".join(str(run.path) for run in first or runs)
     raise UsageError(f"--init {path}: there are several models in it; give one of {names}")
 
@@ -103,10 +104,9 @@ def data_beside(weights: Path) -> Path | None:
     """The data of the run that a file of weights lies in; None if it lies elsewhere."""
     folder = weights.resolve().parent
     for root in (folder, folder.parent.parent):  # the weights a run began with, or those of a part
-        if is_prepared(root / DATA) and (root / "config.json").is_file():
-            config = read_json(root / "config.json")
-            if isinstance(config, dict) and config.get("command") == COMMAND:
-                return root / DATA
+        known = is_prepared(root / DATA) and (root / "config.json").is_file()
+        if known and Run(root).config.get("command") == COMMAND:
+            return root / DATA
     return None
 
 
@@ -118,4 +118,4 @@ def load_model(weights: Path, device: str = "cpu") -> EncoderDecoder:
 
 
 def digest_of(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+    return sha256(file.read_bytes())

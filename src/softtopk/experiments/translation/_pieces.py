@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import re
 from collections.abc import Iterable, Sequence
@@ -10,12 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .._files import sha256
 from ..errors import UsageError, require
+from ..runs import check_digest
 from ._batches import Pair
 from ._corpus import Corpus, Split
+from ._record import FORMAT, is_prepared, read_record
 
 PAD, UNK, BOS, EOS = SPECIAL = range(4)
-FORMAT = 1
 NORMALIZATIONS = ("identity", "nmt_nfkc", "nfkc")
 # Bytes. Longer sentences are skipped by sentencepiece without a word.
 LONGEST = 2**30
@@ -186,22 +187,21 @@ def asked_of(corpus: Corpus, vocab_size: int, normalization: str) -> dict[str, A
 
 
 def pieces_from(folder: Path, language: str) -> Pieces:
-    """The pieces of a folder that `--pieces` names."""
+    """The pieces of a language in a folder; of a prepared one, if they are as its record says."""
     path = model_path(folder, language)
+    if not path.is_file():
+        raise UsageError(f"{path} is missing: put it there, or give another folder as --pieces")
+    model = path.read_bytes()
+    if is_prepared(folder):
+        check_digest(path, sha256(model), read_record(folder)["sha256"].get(language))
     try:
-        return Pieces(path.read_bytes())
-    except OSError as error:
-        raise UsageError(f"--pieces {folder}: {path.name}: {error.strerror}") from error
+        return Pieces(model)
     except UsageError as error:
-        raise UsageError(f"--pieces {folder}: {path.name}: {error}") from error
+        raise UsageError(f"{path}: {error}") from error
 
 
 def model_path(folder: Path, language: str) -> Path:
     return folder / f"pieces.{language}.model"
-
-
-def sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
 
 
 def _train(language: str, sentences: Sequence[str], vocab_size: int, normalization: str) -> bytes:

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
+from .._files import sha256
 from ..errors import UsageError
-from ..runs import parse_seeds
-from ._data import is_prepared, load_corpus, read_record, settings_of_pieces
+from ..runs import check_digest, parse_seeds
+from ._data import load_corpus, settings_of_pieces
 from ._lookup import (
     COMMAND,
     DATA,
@@ -24,7 +25,8 @@ from ._lookup import (
     weights_file,
 )
 from ._model import habits_of, shape_of
-from ._pieces import pieces_from, sha256
+from ._pieces import pieces_from
+from ._record import is_prepared, read_record
 from ._settings import (
     BUILTIN,
     PRETRAIN,
@@ -138,11 +140,13 @@ def _resumed(
         raise UsageError(f"--pieces {pieces}: leave it out with --resume, the run has its pieces")
     settings = Settings(**{**settings_in(before), **given, "data": before["data"]})
     _check_data(out, settings, given.get("data", before["data"]))
-    if before["init"] and not (out / INIT).is_file():
-        raise UsageError(
-            f"{out / INIT} is missing: put the file with the SHA-256 {before['init']} there, or "
-            "start again in a new folder"
+    if before["init"]:
+        remedy = (
+            f"put the file with the SHA-256 {before['init']} there, or start again in a new folder"
         )
+        if not (out / INIT).is_file():
+            raise UsageError(f"{out / INIT} is missing: {remedy}")
+        check_digest(out / INIT, digest_of(out / INIT), before["init"], remedy)
     weights = weights_file(init) if init else out / INIT if before["init"] else None
     return Plan(
         settings=settings,

@@ -15,9 +15,9 @@ import torch
 from softtopk.seq2seq import EncoderDecoder
 
 from .._drawing import check_picture
-from .._files import opened
+from .._files import check_out, opened
 from ..errors import UsageError
-from ..runs import Report, Run, Table, check_device, write_tables
+from ..runs import Report, Run, Table, check_device, check_tables, write_tables
 from ._batches import Pair
 from ._corpus import Split, clean_line
 from ._data import read_part, read_pieces
@@ -49,6 +49,8 @@ def evaluate(
         raise UsageError(f"--split {split!r}: give valid or test")
     sizes = parse_beams("--beam", beams)
     _check(length_penalty, device, threads)
+    if out is not None:
+        check_tables(out)
     report = Report()
     records = []
     read: dict[Path, tuple[Split, Pieces, Pieces]] = {}
@@ -178,8 +180,7 @@ def show_attention(
         if given is not None and not given.strip():
             raise UsageError(f"--{option} {given!r}: give a sentence")
     check_picture(out, "--out")
-    if out.is_dir():
-        raise UsageError(f"--out {out}: it is a folder; give a file")
+    check_out(out)
     _check(None, device, threads)
     run = part_to_translate(path)
     settings = Settings(**settings_in(run.config))
@@ -204,10 +205,7 @@ def show_attention(
             for aligned, tokens in rows
         ],
     )
-    try:
-        written = write_attention(shown, out)
-    except OSError as error:
-        raise UsageError(f"--out {out}: {error.strerror or error}; give another file") from error
+    written = write_attention(shown, out)
     report = Report()
     report.console.print(table.to_rich())
     heads = len(shown.by_head)
@@ -226,7 +224,7 @@ def _check_length(option: str, tokens: int) -> None:
 
 
 def _model(run: Run, device: str, hard_attention: bool) -> EncoderDecoder:
-    model = load_model(run.weights, device)
+    model = load_model(run.checked_weights(), device)
     if hard_attention:
         if model.config.attention_k is None:
             raise UsageError(
