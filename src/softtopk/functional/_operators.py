@@ -239,7 +239,7 @@ def sorted_soft_topk(
     )
     sinkhorn = sinkhorn_setting(solver)
     if k == 0:
-        soft = rows.scores.unsqueeze(-1)[..., :0]  # empty, and still a function of the scores
+        soft = (rows.scores / rows.tau).unsqueeze(-1)[..., :0]  # empty, and still in the graph
     elif sinkhorn is not None:
         soft = ranking_by_sinkhorn(rows.canonical(), k, sinkhorn)
     elif fuses(rows, k):
