@@ -239,7 +239,8 @@ def sorted_soft_topk(
     )
     sinkhorn = sinkhorn_setting(solver)
     if k == 0:
-        soft = (rows.scores / rows.tau).unsqueeze(-1)[..., :0]  # empty, and still in the graph
+        soft = rows.scores[..., :0] * rows.tau  # empty, and still in the graph
+        soft = soft.unsqueeze(-2).expand(*rows.scores.shape, 0)
     elif sinkhorn is not None:
         soft = ranking_by_sinkhorn(rows.canonical(), k, sinkhorn)
     elif fuses(rows, k):
