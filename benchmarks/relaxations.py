@@ -2,7 +2,7 @@
 
     python benchmarks/relaxations.py
 
-Prints the table of docs/relaxations.md in about a minute.
+Prints the table of docs/benchmark_results.md in about a minute.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     python examples/knn_cross_validation.py
 
-prints the table of docs/knn.md, in about two minutes on one core. Needs softtopk[knn].
+prints the table of docs/knn_results.md, in about two minutes on one core. Needs softtopk[knn].
 """
 
 from sklearn.datasets import load_breast_cancer, load_digits, load_iris, load_wine
