@@ -14,25 +14,29 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "softtopk"
 
-OPERATORS = {"functional", "nn"}
+# What any part above them may import: choosing a path, checks, and what to install.
+HELPERS = {"_optional", "_dispatch", "_checks"}
+OPERATORS = {"functional", "nn"} | HELPERS
 APPLICATIONS = {"relaxations", "knn", "seq2seq"}
 
 # Every top-level part of the package, lowest first, with the other parts it may import.
 # "__init__" stands for the package's public names.
 MAY_IMPORT: dict[str, set[str]] = {
     "kernels": set(),
-    "_checks": set(),
+    "_optional": set(),
     "_random": set(),
     "_training": set(),
-    "plotting": set(),
+    "_dispatch": {"kernels"},
+    "_checks": {"_dispatch"},
+    "plotting": HELPERS,
     "_environment": {"kernels"},
-    "functional": {"kernels"},
-    "nn": {"functional", "_checks"},
+    "functional": {"kernels"} | HELPERS,
+    "nn": {"functional"} | HELPERS,
     "__init__": OPERATORS,
     "relaxations": OPERATORS | {"_random"},
-    "knn": OPERATORS | {"_checks", "_random", "_training", "relaxations"},
-    "seq2seq": OPERATORS | {"_checks"},
-    "integrations": OPERATORS | {"_checks"},
+    "knn": OPERATORS | {"_random", "_training", "relaxations"},
+    "seq2seq": OPERATORS,
+    "integrations": OPERATORS,
     "experiments": (
         {"__init__", "_environment", "_training", "plotting"} | OPERATORS | APPLICATIONS
     ),

@@ -16,10 +16,10 @@ from softtopk import (
     sorted_soft_topk,
     topk_threshold,
 )
-from softtopk.functional import _ranking
-from softtopk.functional._ranking import solve_ranking
-from softtopk.functional._rows import distances, pivot_of, places_of, rank_distances, rows_of
-from softtopk.functional._threshold import solve_offset
+from softtopk.functional import _sorted
+from softtopk.functional._rows import distances, pivot_of, places_of, rows_of
+from softtopk.functional._sorted import rank_distances, solve_ranking
+from softtopk.functional._unsorted import solve_offset
 
 FAMILIES = ["normal", "uniform", "cauchy", "tied", "clustered", "logsoftmax"]
 
@@ -136,9 +136,9 @@ def test_sorted_steps(family, dtype):
                     normalize=None,
                     last_anchor=k,
                 )
-                _, steps, converged = solve_ranking(rank_distances(rows, k))
-                assert converged.all()
-                assert steps <= 6, (n, k, seed, exponent)
+                found = solve_ranking(rank_distances(rows.scores, k, rows.tau))
+                assert found.converged.all()
+                assert found.steps <= 6, (n, k, seed, exponent)
 
 
 def test_the_roundings_of_many_thresholds_do_not_add_up():
@@ -149,14 +149,14 @@ def test_the_roundings_of_many_thresholds_do_not_add_up():
 
 def test_the_fallback_of_the_sorted_solver(monkeypatch):
     """A step that fails, as with a singular Jacobian, is replaced by a sweep, and we go on."""
-    newton, calls = _ranking._newton_step, []
+    newton, calls = _sorted._newton_step, []
 
     def failing(jacobian, h):
         calls.append(1)
         step = newton(jacobian, h)
         return torch.full_like(step, torch.nan) if len(calls) <= 2 else step
 
-    monkeypatch.setattr(_ranking, "_newton_step", failing)
+    monkeypatch.setattr(_sorted, "_newton_step", failing)
     scores, _ = scores_of("normal", 30, torch.float64)
     with kernels.plain():
         result = sorted_soft_topk(scores, 5, eps=1.0)

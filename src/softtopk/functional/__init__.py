@@ -1,15 +1,10 @@
 """The operators: scores in, soft selection out."""
 
-from ._operators import (
-    Normalize,
-    Solver,
-    log_soft_topk,
-    soft_topk,
-    sorted_soft_topk,
-    topk_threshold,
-)
-from ._sinkhorn import EntropicPlan, Sinkhorn, entropic_plan
+from ._rows import Normalize
+from ._sinkhorn import EntropicPlan, Sinkhorn, Solver, entropic_plan
 from ._softmax import soft_topk_softmax
+from ._sorted import sorted_soft_topk
+from ._unsorted import log_soft_topk, soft_topk, topk_threshold
 from ._warnings import ConvergenceWarning
 
 __all__ = [

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 
 def batch_first(
@@ -29,35 +28,40 @@ def batch_first(
     return outputs, 0 if isinstance(outputs, Tensor) else (0,) * len(outputs)
 
 
+def _on_one_device(fake: Callable[..., Any]) -> Callable[..., Any]:
+    """``fake``, if all tensors are on one device: torch would take a result from a meta tensor."""
+
+    def checked(*inputs: Any) -> Any:
+        devices = {value.device.type for value in inputs if isinstance(value, Tensor)}
+        if len(devices) > 1:
+            raise ValueError(f"all tensors must be on one device, got {', '.join(sorted(devices))}")
+        return fake(*inputs)
+
+    return checked
+
+
 def opaque(
     name: str,
     schema: str,
     solve: Callable[..., Any],
-    function: type[torch.autograd.Function],
+    *,
     fake: Callable[..., Any],
+    setup_context: Callable[..., None] | None = None,
+    backward: Callable[..., Any] | None = None,
 ) -> Callable[..., Any]:
     """A solver as a custom operator, for compilation and export.
 
     It is one opaque call in the graph: traced, its loop would be unrolled and could not stop early.
-    ``fake`` makes outputs of the right shapes. The operator has the derivative of ``function``, so
-    that an exported program can be trained, and a batching rule.
+    ``fake`` makes outputs of the right shapes. With a derivative, an exported program can be
+    trained.
 
-    Anyone can call it by its name in ``torch.ops``, so ``solve`` checks its arguments. It must not
-    call the operator again, as the forward of ``function`` does for tensors that are traced.
+    Anyone can call it by its name in ``torch.ops``, so ``solve`` checks its arguments.
     """
     operator = torch.library.custom_op(name, solve, mutates_args=(), schema=schema)
-    operator.register_fake(fake)
-    operator.register_autograd(function.backward, setup_context=function.setup_context)
+    operator.register_fake(_on_one_device(fake))
+    if backward is not None:
+        operator.register_autograd(backward, setup_context=setup_context)
     operator.register_vmap(
         lambda info, in_dims, *inputs: batch_first(operator, info.batch_size, in_dims, inputs)
     )
     return operator
-
-
-def refuse_forward_mode() -> None:
-    """The compiler traces no autograd function that has a jvp; without one, tangents are lost."""
-    if forward_ad._current_level >= 0:
-        raise RuntimeError(
-            "softtopk has no forward-mode derivative inside torch.compile; take it outside, or use "
-            "reverse mode"
-        )

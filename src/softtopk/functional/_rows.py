@@ -9,21 +9,24 @@ native kernels apply mask and direction themselves.)
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ._arguments import (
+from .._checks import (
     Count,
     Strength,
     check_choice,
     check_eps,
     check_flag,
+    check_k,
     check_mask,
     check_scores,
-    is_readable,
 )
+from .._dispatch import is_readable
+
+Normalize = Literal["row", "batch"] | None
 
 _HUGE = {dtype: torch.finfo(dtype).max for dtype in (torch.float32, torch.float64)}
 _TINY = {dtype: torch.finfo(dtype).tiny for dtype in (torch.float32, torch.float64)}
@@ -54,8 +57,8 @@ class Rows(NamedTuple):
 
         ``largest`` still says what was asked for.
         """
-        x = _masked(self.scores, self.mask, self.largest)
-        return self._replace(scores=x if self.largest else -x, mask=None)
+        x = canonical(self.scores, self.mask, self.largest)
+        return self._replace(scores=x, mask=None)
 
     def restore(self, result: Tensor, axis: int = -1) -> Tensor:
         """``result`` in the dtype of the scores, with its ``axis`` of size n back in place."""
@@ -71,7 +74,7 @@ def rows_of(
     dim: int,
     largest: bool,
     mask: Tensor | None,
-    normalize: str | None,
+    normalize: Normalize,
     last_anchor: int,
 ) -> Rows:
     """Check the arguments.
@@ -95,14 +98,35 @@ def rows_of(
         scores = scores.to(compute_dtype(dtype))
     scale: Strength = 1.0
     if normalize is not None:
-        scale = largest_cost(_masked(scores.detach(), mask, largest), last_anchor, normalize)
+        taking_part = canonical(scores.detach(), mask, largest=True)  # only infinity has a sign
+        scale = largest_cost(taking_part, last_anchor, normalize)
     tau = temperature(eps, scale, scores.dtype)
     return Rows(scores, mask, tau, scale, eps, dim, dtype, largest)
 
 
-def _masked(x: Tensor, mask: Tensor | None, largest: bool) -> Tensor:
+def unsorted_rows(
+    scores: Tensor,
+    k: Count,
+    *,
+    eps: Strength,
+    dim: int,
+    largest: bool,
+    mask: Tensor | None,
+    normalize: Normalize,
+) -> tuple[Rows, Count]:
+    """The arguments of an unsorted operator, checked."""
+    rows = rows_of(
+        scores, eps=eps, dim=dim, largest=largest, mask=mask, normalize=normalize, last_anchor=1
+    )
+    return rows, check_k(k, rows.n, rows.batch)
+
+
+def canonical(x: Tensor, mask: Tensor | None, largest: bool) -> Tensor:
+    """Scores whose largest are wanted, -inf where the mask excludes them."""
     # Filling before anything else makes a masked element equal to a deleted one, NaN included.
-    return x if mask is None else x.masked_fill(~mask, -math.inf if largest else math.inf)
+    if mask is not None:
+        x = x.masked_fill(~mask, -math.inf if largest else math.inf)
+    return x if largest else -x
 
 
 def temperature(eps: Strength, scale: Strength, dtype: torch.dtype) -> Strength:
@@ -137,7 +161,7 @@ def algebra_dtype(like: Tensor) -> torch.dtype:
 def largest_cost(x: Tensor, last_anchor: int, normalize: str) -> Tensor:
     """The largest (x_i - y_j)^2 over anchors y = 0..last_anchor, per row or over all: (..., 1).
 
-    The square is convex, so the extremes of x and of the anchors suffice.
+    Infinite scores do not count. The square is convex, so the extremes of x and of the anchors suffice.
     """
     finite = x.isfinite()
     low = torch.where(finite, x, math.inf).amin(-1, keepdim=True)
@@ -180,6 +204,9 @@ def chosen_of(x: Tensor, k: Count) -> Tensor:
     """
     x = torch.where(x.isnan(), math.inf, x)
     pivot = pivot_of(x, k)
+    chosen = x >= pivot
+    if is_readable(x) and bool((chosen.sum(-1, keepdim=True) == k).all()):
+        return chosen  # no tie across the cut
     above, tied = x > pivot, x == pivot
     return above | (tied & (tied.cumsum(-1) <= k - above.sum(-1, keepdim=True)))
 
@@ -187,6 +214,9 @@ def chosen_of(x: Tensor, k: Count) -> Tensor:
 def largest_of(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Places and values (..., k) of the k largest of every row, in the order of their places."""
     chosen = chosen_of(x, k)
+    if is_readable(x):
+        index = chosen.nonzero()[:, -1].view(*x.shape[:-1], k)
+        return index, x.gather(-1, index)
     place = torch.where(chosen, chosen.cumsum(-1) - 1, k)  # the others go into a column of no use
     index = torch.zeros(*x.shape[:-1], k + 1, dtype=torch.int64, device=x.device)
     at = torch.arange(x.shape[-1], device=x.device).expand(x.shape)
@@ -212,13 +242,6 @@ def distances(x: Tensor, pivot: Tensor, places: Tensor, tau: Strength) -> tuple[
     raw, decided = _outcome(fixed, pivot, places, row_tau)
     free = (x.unsqueeze(-1) - pivot.unsqueeze(-2)).masked_fill(decided, 0.0)
     return torch.where(decided, raw, free / row_tau), pivot
-
-
-def rank_distances(rows: Rows, k: int) -> Tensor:
-    """Distances (..., n, k) from the pivot of every rank, of rows in canonical form."""
-    x = rows.scores
-    pivots = x.detach().topk(k, dim=-1).values
-    return distances(x, pivots, torch.arange(1, k + 1, device=x.device), rows.tau)[0]
 
 
 def _nothing_decided(x: Tensor, places: Tensor, tau: Strength) -> bool:
@@ -267,3 +290,53 @@ def _overflow_bound(x: Tensor, tau: Strength) -> Strength:
         return limit * min(tau, 1.0)
     small = tau.detach().clamp(max=1.0)
     return limit * (small.square() if tau.requires_grad else small)
+
+
+def without_negligible(values: Tensor, d: Tensor, best: Tensor) -> Tensor:
+    """``values`` (..., n) or (..., n, k) less the elements whose leak is below rounding, if many.
+
+    ``d`` (..., n) are distances from the last pivot, ``best`` (..., 1) is the largest of the rest.
+    The root lies at most log(2 n) below it, since n elements leak no more out of the top. So an
+    element further below than ``reach`` leaks less than 1/n of a rounding: all of them together can
+    be left out of the solve. At low temperature that is nearly every element.
+    """
+    n = d.shape[-1]
+    if not is_readable(d) or n < 64 or d.numel() == 0:
+        return values
+    reach = 2.0 * math.log(2 * n) - math.log(torch.finfo(d.dtype).eps)
+    kept = int((d >= best - reach).sum(-1).max())
+    if 3 * kept > n:
+        return values
+    index = d.topk(kept, dim=-1, sorted=False).indices
+    if values.ndim > d.ndim:
+        return torch.take_along_dim(values, index.unsqueeze(-1), -2)
+    return values.gather(-1, index)
+
+
+def per_row(value: Count | Strength, x: Tensor) -> float | Tensor:
+    """As the kernels read it: a number, or float64 with one element for every row of ``x``."""
+    if not isinstance(value, Tensor):
+        return value
+    return value.to(torch.float64).expand(*x.shape[:-1], 1).contiguous()
+
+
+def column(value: Strength, x: Tensor) -> Tensor:
+    """As a custom operator takes it: a tensor (..., 1)."""
+    if not isinstance(value, Tensor):
+        value = x.new_full((1,), value)
+    return value.expand(*x.shape[:-1], 1)
+
+
+def hard_selection(x: Tensor, k: Count) -> Tensor:
+    """The 0/1 selection (..., n) of the round(k) largest, of scores in canonical form.
+
+    Elements that take no part are never selected.
+    """
+    x = x.detach()
+    chosen = chosen_of(x, k.detach().round() if isinstance(k, Tensor) else round(k))
+    return (chosen & (x != -math.inf)).to(x.dtype)
+
+
+def straight_through(hard: Tensor, soft: Tensor) -> Tensor:
+    """The value of ``hard`` with the derivative of ``soft``."""
+    return hard + (soft - soft.detach())

@@ -11,22 +11,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ._arguments import (
+from .._checks import (
     Strength,
     check_broadcast,
     check_choice,
     check_eps,
+    check_integer,
+    check_not_negative,
     check_rows,
-    is_readable,
-    is_traced,
     operand,
 )
-from ._autograd import batch_first, opaque, refuse_forward_mode
+from .._dispatch import is_readable, is_traced, refuse_forward_mode
+from ._autograd import batch_first, opaque
 from ._rows import algebra_dtype, compute_dtype
 from ._warnings import warn_of_convergence
 
@@ -46,14 +47,22 @@ class Sinkhorn:
     tol: float = 1e-6
 
     def __post_init__(self) -> None:
-        if isinstance(self.max_iter, bool) or not isinstance(self.max_iter, int):
-            raise TypeError(f"max_iter must be an int, got {self.max_iter!r}")
-        if self.max_iter < 1:
-            raise ValueError(f"max_iter must be at least 1, got max_iter={self.max_iter}")
-        if isinstance(self.tol, bool) or not isinstance(self.tol, int | float):
-            raise TypeError(f"tol must be a float, got {self.tol!r}")
-        if not (self.tol >= 0 and math.isfinite(self.tol)):
-            raise ValueError(f"tol must be finite and not negative, got tol={self.tol}")
+        check_integer("max_iter", self.max_iter)
+        check_not_negative("tol", self.tol)
+
+
+Solver = Literal["exact", "sinkhorn"] | Sinkhorn
+
+
+def sinkhorn_of(solver: Solver) -> Sinkhorn | None:
+    """The setting that ``solver`` stands for, None for the exact solver."""
+    if isinstance(solver, Sinkhorn):
+        return solver
+    if solver == "sinkhorn":
+        return Sinkhorn()
+    if solver != "exact":
+        raise ValueError(f"solver must be 'exact', 'sinkhorn' or a Sinkhorn(...), got {solver!r}")
+    return None
 
 
 class EntropicPlan(NamedTuple):
@@ -97,7 +106,7 @@ def entropic_plan(
             away).
         eps: Regularisation, positive; a float or a tensor of shape (...).
         tol: Stop when the L1 norm of plan 1 - mu is at most this.
-        max_iter: Stop after so many iterations, with a `ConvergenceWarning`.
+        max_iter: Stop after this many iterations, with a `ConvergenceWarning`.
         gradient: ``"implicit"`` differentiates the optimality conditions (the paper's appendix):
             O(n m) memory, whatever the number of iterations. ``"unrolled"`` differentiates
             through the iterations: O(n m) memory for each of them.
@@ -192,10 +201,10 @@ def _solve(
 
 def _solve_implicit(cost: Tensor, *others: Any) -> Any:
     """`_solve` with the implicit derivative."""
-    if is_traced(cost):
-        refuse_forward_mode()
+    if not is_traced(cost):
         return _Implicit.apply(cost, *others)
-    return _ImplicitForwardMode.apply(cost, *others)
+    refuse_forward_mode()
+    return _implicit_op(cost, *others)
 
 
 def _iterate(
@@ -282,8 +291,7 @@ class _Implicit(torch.autograd.Function):
     def forward(
         cost: Tensor, mu: Tensor, nu: Tensor, eps: Tensor, tol: float, max_iter: int
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        solve = _implicit_op if is_traced(cost) else _solve
-        return solve(cost, mu, nu, eps, tol, max_iter)
+        return _solve(cost, mu, nu, eps, tol, max_iter)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -306,10 +314,8 @@ class _Implicit(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Any, Any]:
-        return batch_first(_solve_implicit, info.batch_size, in_dims, inputs)
+        return batch_first(_Implicit.apply, info.batch_size, in_dims, inputs)
 
-
-class _ImplicitForwardMode(_Implicit):
     @staticmethod
     def jvp(
         ctx: Any, d_cost: Tensor, d_mu: Tensor, d_nu: Tensor, d_eps: Tensor, *_: None
@@ -352,6 +358,7 @@ _implicit_op = opaque(
     "(Tensor cost, Tensor mu, Tensor nu, Tensor eps, float tol, int max_iter)"
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     _checked_solve,
-    _Implicit,
-    _fake_plan,
+    fake=_fake_plan,
+    setup_context=_Implicit.setup_context,
+    backward=_Implicit.backward,
 )

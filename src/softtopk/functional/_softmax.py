@@ -18,19 +18,26 @@ import torch
 from torch import Tensor
 
 from .. import kernels
-from ._arguments import Count, Strength, check_flag, is_traced, may_differentiate
-from ._fusion import dense, fuses, native_for, per_row
-from ._indicator import indicator_gradient, slopes, weighted_mean
-from ._operators import (
+from .._checks import Count, Strength, check_flag
+from .._dispatch import dense, library_for, may_differentiate, path_of
+from ._rows import (
     Normalize,
-    Solver,
+    Rows,
+    compute_dtype,
     hard_selection,
-    log_indicator_of,
-    sinkhorn_setting,
+    largest_of,
+    per_row,
     straight_through,
     unsorted_rows,
 )
-from ._rows import Rows, compute_dtype, largest_of
+from ._sinkhorn import Solver, sinkhorn_of
+from ._unsorted import (
+    from_mean,
+    gradient_in_scores,
+    gradient_in_tau,
+    log_indicator,
+    slopes,
+)
 
 PIECE = 2**16  # elements
 
@@ -72,17 +79,15 @@ def soft_topk_softmax(
     rows, k = unsorted_rows(
         scores, k, eps=eps, dim=dim, largest=True, mask=mask, normalize=normalize
     )
-    sinkhorn = sinkhorn_setting(solver)
     if hard:
         kept = _hard_softmax(rows, k)
         if not may_differentiate(rows.scores, rows.tau, k):
             return rows.restore(kept)
-    if sinkhorn is None and not is_traced(rows.scores) and fuses(_without_slope(rows), k):
+    if sinkhorn_of(solver) is None and path_of(rows.scores, rows.mask, k) == "native":
         weights = _softmax(rows, k)
     else:
-        rows = rows.canonical()
-        log_a = log_indicator_of(rows, k, sinkhorn)
-        weights = softmax_or_zero(_from_largest(rows.scores) + log_a)
+        x = _from_largest(rows.canonical().scores)
+        weights = softmax_or_zero(x + log_indicator(rows, k, solver))
     return rows.restore(straight_through(kept, weights) if hard else weights)
 
 
@@ -93,7 +98,7 @@ def softmax_of_largest(scores: Tensor, mask: Tensor | None, k: int) -> tuple[Ten
     """
     scores = scores.detach()
     single = scores.to(compute_dtype(scores.dtype))
-    library = native_for(single, *([] if mask is None else [mask])) if k > 0 else None
+    library = library_for(single, *([] if mask is None else [mask])) if k > 0 else None
     if library is not None:
         mask = None if mask is None else mask.expand(scores.shape).contiguous()
         weights, index = library.hard_softmax(dense(single), mask, k)
@@ -106,9 +111,8 @@ def softmax_of_largest(scores: Tensor, mask: Tensor | None, k: int) -> tuple[Ten
 
 def _hard_softmax(rows: Rows, k: Count) -> Tensor:
     if isinstance(k, Tensor):
-        rows = rows.canonical()
-        chosen = hard_selection(rows, k) > 0
-        return softmax_or_zero(rows.scores.detach().masked_fill(~chosen, -math.inf))
+        x = rows.canonical().scores.detach()
+        return softmax_or_zero(x.masked_fill(hard_selection(x, k) == 0, -math.inf))
     weights, index = softmax_of_largest(rows.scores, rows.mask, round(k))
     return torch.zeros_like(rows.scores).scatter(-1, index, weights)
 
@@ -127,17 +131,11 @@ def _from_largest(x: Tensor) -> Tensor:
 
 
 def _softmax(rows: Rows, k: Count) -> Tensor:
-    """If the rows fuse."""
+    """The weights by the native library."""
     x = rows.scores
     if may_differentiate(x, rows.tau):
         return _Softmax.apply(x, rows.mask, k, rows.tau)[0]
     return _solve(x, rows.mask, k, rows.tau, None)
-
-
-def _without_slope(rows: Rows) -> Rows:
-    """The same without a gradient in tau, which is no obstacle here."""
-    tau = rows.tau
-    return rows._replace(tau=tau.detach()) if isinstance(tau, Tensor) else rows
 
 
 def _solve(
@@ -174,7 +172,7 @@ class _Softmax(torch.autograd.Function):
         if grad_w is not None:
             grad_x = _gradient(w, a, grad_w, tau)
         if grad_a is not None:  # in the derivative of the derivative
-            through_a = indicator_gradient(a, grad_a, tau)
+            through_a = gradient_in_scores(a, grad_a, tau)
             grad_x = through_a if grad_x is None else grad_x + through_a
         if ctx.needs_input_grad[3]:
             grad_tau = _gradient_in_tau(w, a, grad_w, grad_a, tau)
@@ -182,17 +180,17 @@ class _Softmax(torch.autograd.Function):
 
 
 def _gradient(w: Tensor, a: Tensor, grad: Tensor, tau: Strength) -> Tensor:
-    library = None if torch.is_grad_enabled() else native_for(w, grad)
+    library = None if torch.is_grad_enabled() else library_for(w, grad)
     if library is not None:
         return library.softmax_gradient(w, a, dense(grad), per_row(tau, w))
     centred = grad - (w * grad).sum(-1, keepdim=True)
-    quotient, s = w / torch.where(a > 0.0, a, 1.0), slopes(a)
+    quotient, (s, share) = w / torch.where(a > 0.0, a, 1.0), slopes(a)
     # From the steepest element, and so that its own distance is exactly zero: see the kernel.
     steepest = s.detach().argmax(-1, keepdim=True)
     first = quotient.gather(-1, steepest)
     distance = (quotient - first) * centred + first * (grad - grad.gather(-1, steepest))
-    moved = s * (distance - weighted_mean(s, distance)) / tau
-    return w * centred + torch.where(s > 0.0, moved, 0.0)
+    moved = s * from_mean(share, distance) / tau
+    return w * centred + torch.where(share > 0.0, moved, 0.0)
 
 
 def _gradient_in_tau(
@@ -218,15 +216,7 @@ def _pieces(rows: Tensor | None, n: int, count: int) -> Sequence[Tensor | None]:
 def _gradient_in_tau_of_rows(
     w: Tensor, a: Tensor, grad_w: Tensor | None, grad_a: Tensor | None, tau: Tensor
 ) -> Tensor:
-    """Through z = (x - t) / tau, whose derivative is -(z - mean of z with the weights s) / tau.
-
-    Saturated elements have no part in it.
-    """
-    s = slopes(a)
-    free = s > 0.0
-    z = torch.where(free, torch.logit(torch.where(free, a, 0.5)), 0.0)
-    pull = torch.zeros_like(a) if grad_a is None else grad_a * s
+    pull = torch.zeros_like(a) if grad_a is None else grad_a * a * (1.0 - a)
     if grad_w is not None:
         pull = pull + w * (grad_w - (w * grad_w).sum(-1, keepdim=True)) * (1.0 - a)
-    moved = torch.where(free, pull * (z - weighted_mean(s, z)), 0.0)
-    return -moved.sum(-1, keepdim=True) / tau
+    return gradient_in_tau(a, pull, tau)

@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from ._arguments import Count
+from .._checks import Count
 from ._rows import Rows, places_of
 from ._sinkhorn import EntropicPlan, Sinkhorn, entropic_plan
 

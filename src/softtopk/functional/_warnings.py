@@ -13,7 +13,7 @@ class ConvergenceWarning(UserWarning):
 def warn_of_convergence(message: str) -> None:
     """Warn at the line of the caller, the first frame outside of this package and of torch.
 
-    Python shows a warning once per line; at a line of ours it would be once for all callers.
+    Python shows a warning once per line. A line of this package would stand for all callers.
     """
     level, frame = 2, sys._getframe(1)
     while frame.f_back is not None and _is_internal(frame.f_globals.get("__name__", "")):

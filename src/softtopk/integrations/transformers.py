@@ -24,26 +24,19 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from .._checks import check_integer
-from ..functional._arguments import check_choice, check_eps
+from .._checks import check_choice, check_eps, check_integer
+from .._optional import require
 from ..nn import soft_topk_attention
 
-try:
-    from transformers import (
-        AttentionInterface,
-        AttentionMaskInterface,
-        PreTrainedConfig,
-        PreTrainedModel,
-    )
-    from transformers.masking_utils import sdpa_mask
-except ModuleNotFoundError as error:
-    if error.name != "transformers":
-        raise  # it is there, and broken
-    raise ImportError(
-        "softtopk.integrations.transformers needs transformers; "
-        "pip install 'softtopk[transformers]'",
-        name="transformers",
-    ) from error
+require("transformers", __name__)
+
+from transformers import (  # noqa: E402  # the line above says what to install
+    AttentionInterface,
+    AttentionMaskInterface,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+from transformers.masking_utils import sdpa_mask  # noqa: E402
 
 __all__ = ["NAME", "soft_topk_options", "use_soft_topk"]
 
@@ -105,7 +98,7 @@ def use_soft_topk(
         topk: how many keys a query attends to. A query with no more than that has the usual
             attention.
         eps: the temperature of the selection, see `softtopk.nn.soft_topk_attention`.
-        normalize: ``"row"`` makes ``eps`` relative to the scores of a query, see there.
+        normalize: ``"row"`` divides the cost by its largest entry for a query, see there.
         hard: whether to keep exactly the ``topk`` largest scores: ``True``, ``False``, or
             ``"eval"``, which is in evaluation mode only.
 

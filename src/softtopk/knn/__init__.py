@@ -5,11 +5,12 @@ training loop of your own. Both that classifier and `Neighbours`, its search, ne
 ``pip install 'softtopk[knn]'``. All else needs torch alone.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .._optional import require
 from .._training import DivergedError
 from ._distances import pairwise_distances
-from ._extras import require
 from ._loss import KNNObjective, knn_loss, soft_vote
 from ._networks import MLP, ConvNet, ResNet, default_network, resnet18
 from ._training import Outcome, Recipe, Training
@@ -49,7 +50,7 @@ def __getattr__(name: str) -> Any:
     module, needed = _LATE[name]
     for dependency in needed:
         require(dependency, f"softtopk.knn.{name}")
-    return getattr(require(f"{__name__}.{module}", name), name)
+    return getattr(import_module(f"{__name__}.{module}"), name)
 
 
 def __dir__() -> list[str]:

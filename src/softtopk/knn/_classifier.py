@@ -22,9 +22,8 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
-from .._checks import check_integer, check_number
+from .._checks import check_choice, check_integer, check_number
 from .._training import DivergedError, seeded
-from ..functional._arguments import check_choice
 from ..relaxations._registry import is_ours
 from ._distances import Metric
 from ._loss import KNNObjective, Objective, RelaxationLike, check_options
@@ -106,8 +105,8 @@ class SoftKNNClassifier(
         n_features_in_: Columns of X; channels × height × width for images.
         feature_names_in_: Names of the columns, if X has any.
         input_shape_: Shape of a sample as the network gets it.
-        mean_, scale_: Of the standardisation. The scale of a constant column is 1, or its size if
-            that is larger.
+        mean_, scale_: Of the standardisation. The scale of a constant column is 1, or its size
+            where that is above 1e30.
 
     >>> from sklearn.datasets import load_wine
     >>> X, y = load_wine(return_X_y=True)
@@ -560,10 +559,10 @@ def _standard(X: npt.NDArray[Any], shape: tuple[int, ...], wanted: bool) -> tupl
     X = X * unit
     mean = X.mean(axes, dtype=np.float64, keepdims=True)[0] / unit
     scale = X.std(axes, dtype=np.float64, keepdims=True)[0] / unit
-    # The deviation of a constant column is rounding noise, if it is not zero. That of a large one
-    # is large.
+    # The deviation of a constant column is rounding noise, if it is not zero. Its scale is 1, or
+    # what brings it into the range of float32.
     size = np.abs(mean)
-    scale = np.where(scale <= 10 * info.eps * size, np.maximum(1.0, size), scale)
+    scale = np.where(scale <= 10 * info.eps * size, np.where(size > 1e30, size, 1.0), scale)
     return mean.astype(info.dtype), scale.astype(info.dtype)
 
 

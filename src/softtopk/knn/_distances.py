@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..functional._arguments import check_choice
+from .._checks import check_choice
 
 Metric = Literal["euclidean", "squared", "cosine"]
 METRICS: tuple[Metric, ...] = ("euclidean", "squared", "cosine")

@@ -10,16 +10,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from .._checks import check_integer
+from .._checks import check_choice, check_eps, check_integer
+from .._dispatch import is_ordinary, is_readable, is_traced
 from ..functional import log_soft_topk, soft_topk
-from ..functional._arguments import (
-    _is_batched,
-    _is_transformed,
-    check_choice,
-    check_eps,
-    is_readable,
-    is_traced,
-)
 from ..relaxations import get
 from ._distances import METRICS, Metric, check_features, pairwise_distances
 from ._training import Outcome
@@ -395,7 +388,7 @@ def _is_same(query: Tensor, templates: Tensor) -> bool:
     # Not is_readable, which is false on devices that have to be waited for: the result must not
     # depend on the device, and an address is known at once.
     for tensor in (query, templates):
-        if is_traced(tensor) or _is_transformed(tensor) or _is_batched(tensor):
+        if is_traced(tensor) or not is_ordinary(tensor):
             return False
     return (
         query.shape == templates.shape

@@ -8,10 +8,9 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from .._checks import check_integer
-from ..functional._arguments import check_choice
+from .._checks import check_choice, check_integer
+from .._optional import is_installed, missing, require
 from ._distances import METRICS, Metric
-from ._extras import is_installed, require
 
 Index = Literal["exact", "approximate"]
 Backend = Literal["auto", "faiss", "sklearn"]
@@ -138,10 +137,9 @@ class Neighbours:
         if self.backend == "faiss" or (self.backend == "auto" and installed):
             return _Faiss(features, self.index, self.metric, self.n_probe)
         if self.index == "approximate":
-            remedy = "pip install 'softtopk[knn]'" if not installed else "use backend='faiss'"
-            raise (ImportError if not installed else ValueError)(
-                f"index='approximate' needs faiss; {remedy}, or use index='exact'"
-            )
+            if not installed:
+                raise ImportError(f"{missing('faiss', self.index)}, or use index='exact'")
+            raise ValueError("index='approximate' needs backend='faiss', or use index='exact'")
         return _Sklearn(features, self.metric)
 
     def __getstate__(self) -> dict[str, Any]:

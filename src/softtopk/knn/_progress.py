@@ -6,7 +6,7 @@ import sys
 from types import TracebackType
 from typing import Any
 
-from ._extras import is_installed
+from .._optional import is_installed
 
 
 class Progress:

@@ -9,16 +9,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .._checks import check_integer, check_number
-from ..functional import soft_topk_softmax
-from ..functional._arguments import (
+from .._checks import (
     Strength,
     check_broadcast,
     check_choice,
     check_eps,
     check_flag,
-    may_differentiate,
+    check_integer,
+    check_number,
 )
+from .._dispatch import may_differentiate
+from ..functional import soft_topk_softmax
 from ..functional._softmax import softmax_of_largest, softmax_or_zero
 
 
@@ -114,9 +115,10 @@ def soft_topk_attention(
         topk: How many keys, an int of at least 1.
         eps: Regularisation strength, in units of the scores: a float, or a tensor that broadcasts
             to (..., L), say (heads, 1) for one per head. The default suits scores of unit variance.
-        normalize: None, or "row" for an ``eps`` relative to the scores of each query, as in
-            `softtopk.soft_topk`. A finite low mask, say -1e9, sets that scale: mask by -inf or a
-            boolean. Not "batch": a query would depend on others, on later ones too.
+        normalize: None, or "row" to divide the cost of each query by its largest entry, as in the
+            paper's settings of ``eps``. Larger scores then give a softer selection. A finite low
+            mask, say -1e9, sets that entry: mask by -inf or a boolean. Not "batch": a query would
+            depend on others, on later ones too.
         attn_mask: Broadcasts to (..., L, S): boolean, True takes part, or floating, added to the
             scores, where -inf takes no part.
         is_causal: Query i takes the keys up to i. Not together with ``attn_mask``.

@@ -8,17 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .._checks import Count, Strength, check_choice, check_eps, check_flag, check_integer_k, check_k
 from ..functional import Normalize, Solver, soft_topk, sorted_soft_topk
-from ..functional._arguments import (
-    Count,
-    Strength,
-    check_choice,
-    check_eps,
-    check_flag,
-    check_integer_k,
-    check_k,
-)
-from ..functional._operators import sinkhorn_setting
+from ..functional._sinkhorn import sinkhorn_of
 
 
 class _TopK(nn.Module):
@@ -48,7 +40,7 @@ class _TopK(nn.Module):
         check_flag("largest", largest)
         check_choice("normalize", normalize, (None, "row", "batch"))
         check_flag("hard", hard)
-        sinkhorn_setting(solver)
+        sinkhorn_of(solver)
         self._hold("k", k)
         self._hold("eps", eps)
         self.dim = dim

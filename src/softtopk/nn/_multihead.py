@@ -11,8 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .._checks import check_integer
-from ..functional._arguments import Strength, check_eps, check_flag
+from .._checks import Strength, check_eps, check_flag, check_integer
 from ._attention import check_dropout, check_normalize, describe, soft_topk_attention
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 WIDEST = 7.0  # points: the line of a score whose mass goes to one anchor
 THINNEST = 0.01  # of that mass: what is less is not drawn, its line could hardly be seen
 DISC, LARGEST_DISC = 15.0, 45.0  # points: the diameter of a score's, and of an anchor's at most
-UPRIGHT, LABELS = 10, 40  # so many scores have upright labels, and so many have one
+UPRIGHT, LABELS = 10, 40  # up to how many scores labels are upright, and are there
 
 
 def draw_plan(

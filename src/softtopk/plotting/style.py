@@ -7,11 +7,12 @@ while.
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .._optional import require
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,7 +50,7 @@ def palette(count: int) -> list[str]:
 
 
 def marker_of_one(count: int) -> str:
-    """The marker of a line through so many points: one point alone has no line to be seen by."""
+    """The marker of a line through this many points. One point alone has no line to see."""
     return "o" if count == 1 else ""
 
 
@@ -75,9 +76,7 @@ def new_figure(
     It belongs to no window, and closing it is not needed. In a notebook, axes of
     ``plt.subplots()`` do as well.
     """
-    if importlib.util.find_spec("matplotlib") is None:
-        message = "a figure needs matplotlib: pip install 'softtopk[plot]'"
-        raise ModuleNotFoundError(message, name="matplotlib")
+    require("matplotlib", "a figure")
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=size, layout="constrained")

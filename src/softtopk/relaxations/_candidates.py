@@ -13,8 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .._checks import check_eps, check_integer_k, check_mask, check_scores
 from .._random import source
-from ..functional._arguments import check_eps, check_integer_k, check_mask, check_scores
 from ..functional._rows import compute_dtype
 
 #: exp(-CUTOFF) is zero in every dtype. What lies further below the largest exponent can be moved up

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..functional._arguments import check_flag
+from .._checks import check_flag
 from ._candidates import CUTOFF, Candidates, candidates_of, check_generator, gumbel_like, softmax
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..functional._arguments import check_flag
+from .._checks import check_flag
 from ._candidates import Candidates, candidates_of, check_generator, gumbel_like, softmax
 
 

@@ -9,9 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .._checks import check_integer
+from .._checks import check_eps, check_integer
 from ..functional import soft_topk_softmax
-from ..functional._arguments import check_eps
 
 
 class Memory(NamedTuple):
@@ -50,9 +49,9 @@ class TopKAttention(nn.Module):
     """An attention whose weights are a softmax, or that among the soft top k.
 
     Args:
-        topk: Look at about so many tokens, by `softtopk.soft_topk_softmax`; None for the softmax.
+        topk: Look at about this many tokens, by `softtopk.soft_topk_softmax`; None for the softmax.
         eps: Temperature of the selection, in units of the scores.
-        hard_eval: In evaluation, look at exactly so many tokens.
+        hard_eval: In evaluation, look at exactly this many tokens.
     """
 
     def __init__(self, *, topk: int | None, eps: float, hard_eval: bool) -> None:
@@ -83,9 +82,9 @@ class AdditiveAttention(TopKAttention, Attention):
 
     Args:
         query_size, memory_size, size: As for `Attention`.
-        topk: Look at about so many tokens, by `softtopk.soft_topk_softmax`; None for the softmax.
+        topk: Look at about this many tokens, by `softtopk.soft_topk_softmax`; None for the softmax.
         eps: Temperature of the selection, in units of the scores.
-        hard_eval: In evaluation, look at exactly so many tokens.
+        hard_eval: In evaluation, look at exactly this many tokens.
     """
 
     def __init__(

@@ -2,34 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .._checks import check_integer, check_number
+from .._checks import check_integer
 from ._states import DecoderStep, State, batch_size_of, leaves
 
 TOLERANCE = 1e-3  # of a log-probability above 0, from rounding
-
-
-def check_share(name: str, value: Any) -> float:
-    if not 0 <= check_number(name, value) <= 1:
-        raise ValueError(f"{name} must be between 0 and 1, got {name}={value}")
-    return float(value)
-
-
-def check_eps(value: Any) -> float:
-    if not 0 < check_number("eps", value) < math.inf:
-        raise ValueError(f"eps must be positive and finite, got eps={value}")
-    return float(value)
-
-
-def check_not_negative(name: str, value: Any) -> float:
-    if not 0 <= check_number(name, value) < math.inf:
-        raise ValueError(f"{name} must be finite and not negative, got {name}={value}")
-    return float(value)
 
 
 def check_search(

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from .._checks import check_integer
+from .._checks import check_integer, check_share
 from . import _files
 from ._attention import TopKAttention
-from ._checks import check_share
 from ._states import DecoderStep, State
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ class ModelConfig:
     tied: bool = False
     """Use the target embeddings as the weights of the output layer."""
     attention_k: int | None = None
-    """Attend to about so many source tokens, by SOFT top-k; None for the softmax of all."""
+    """Attend to about this many source tokens, by SOFT top-k; None for the softmax of all."""
     attention_eps: float = 1.0
     """Temperature of that selection, in units of the attention's scores."""
     pad: int = 0

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import Tensor
+
+from .._optional import require
 
 
 class Stored(NamedTuple):
@@ -56,7 +59,7 @@ def read(path: str | Path, formats: Sequence[str]) -> Stored:
 
 @contextmanager
 def naming(path: str | Path) -> Iterator[None]:
-    """Say of which file it is that nothing can be made of it, by damage or by a later version."""
+    """Name the file in an error of what is made from it: it is damaged, or of a later version."""
     try:
         yield
     except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
@@ -66,13 +69,5 @@ def naming(path: str | Path) -> Iterator[None]:
 
 
 def _safetensors() -> Any:
-    try:
-        import safetensors.torch
-    except ModuleNotFoundError as error:
-        if error.name != "safetensors":
-            raise
-        raise ImportError(
-            "saving and loading a model needs safetensors; pip install 'softtopk[translate]'",
-            name="safetensors",
-        ) from error
-    return safetensors
+    require("safetensors.torch", "saving and loading a model")
+    return import_module("safetensors")

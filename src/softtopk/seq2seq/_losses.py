@@ -8,8 +8,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..functional._arguments import check_choice
-from ._checks import check_gold, check_search, check_share, run_step
+from .._checks import check_choice, check_share
+from ._checks import check_gold, check_search, run_step
 from ._membership import beam_membership_loss
 from ._soft_beam import soft_beam_loss
 from ._states import DecoderStep, State, at_least_single

@@ -7,11 +7,11 @@ import math
 import torch
 from torch import Tensor
 
-from .._checks import check_integer
+from .._checks import check_integer, check_positive
 from ..functional import log_soft_topk
 from ._beam import Beam, first_beam
 from ._candidates import best_candidates, extend
-from ._checks import check_eps, check_gold, check_search, run_step
+from ._checks import check_gold, check_search, run_step
 from ._states import DecoderStep, State, take_rows
 
 
@@ -46,7 +46,7 @@ def beam_membership_loss(
     """
     batch, vocabulary = check_search(init_state, embedding, beam_size, bos=bos, eos=eos, pad=pad)
     check_gold(gold, batch, vocabulary, pad, eos)
-    check_eps(eps)
+    check_positive("eps", eps)
     check_integer("candidates", candidates)
     if candidates <= beam_size:
         raise ValueError(

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from .._checks import check_integer
-from ..functional._arguments import check_choice
+from .._checks import check_choice, check_integer
 from . import _files
 from ._attention import AdditiveAttention, Attention, Memory
 from ._encoder_decoder import EncoderDecoder, ModelConfig

@@ -14,19 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .._checks import check_integer
+from .._checks import check_choice, check_integer, check_not_negative, check_positive
 from ..functional import Sinkhorn, sorted_soft_topk
-from ..functional._arguments import check_choice
 from ._beam import Beam, first_beam
 from ._candidates import Candidates, best_candidates, extend, influential_candidates, normalised_eps
-from ._checks import (
-    check_eps,
-    check_finite,
-    check_gold,
-    check_not_negative,
-    check_search,
-    run_step,
-)
+from ._checks import check_finite, check_gold, check_search, run_step
 from ._states import DecoderStep, State, at_least_single, mix_rows
 
 Normalize = Literal["row", "batch"] | None
@@ -57,7 +49,7 @@ class Selection:
     """Of the gradient that a sentence sends through its selection in a step; None for none."""
 
     def __post_init__(self) -> None:
-        check_eps(self.eps)
+        check_positive("eps", self.eps)
         if self.normalize is not None:
             check_choice("normalize", self.normalize, ("row", "batch"))
 

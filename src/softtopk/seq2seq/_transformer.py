@@ -11,12 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .._checks import check_integer
-from ..functional._arguments import check_choice
+from .._checks import check_choice, check_integer, check_share
 from ..nn import soft_topk_attention
 from . import _files
 from ._attention import TopKAttention
-from ._checks import check_share
 from ._encoder_decoder import EncoderDecoder, ModelConfig
 
 AttentionIn = Literal["cross", "all"]

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from softtopk import ConvergenceWarning, Sinkhorn, soft_topk
 from softtopk.experiments._truth import true_selection
-from softtopk.functional._operators import unsorted_rows
-from softtopk.functional._rows import Rows, places_of
-from softtopk.functional._threshold import solve_offset, threshold_of
+from softtopk.functional._rows import Rows, places_of, unsorted_rows
+from softtopk.functional._unsorted import solve_offset, threshold_of
 from softtopk.plotting import Convergence, draw_convergence, legend_beside, new_figure
 from softtopk.plotting.style import GREY, HEIGHT, SMALL, WIDTH, plain_numbers, short
 
@@ -75,7 +74,7 @@ def _by_sinkhorn(scores: Tensor, eps: float, truth: Tensor, tried: Sequence[int]
 def _exactly(scores: Tensor, eps: float, truth: Tensor) -> Convergence:
     """The steps of Newton's method until it stops by itself."""
     rows = _rows(scores, eps)
-    _, _, d = threshold_of(rows, K)
+    _, _, d = threshold_of(rows.scores, K, rows.tau)
     places = places_of(K, rows.scores)
     _, enough = solve_offset(d, places)
     errors = []

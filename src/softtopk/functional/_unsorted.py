@@ -1,0 +1,560 @@
+"""The unsorted operator: one scalar equation per row.
+
+With two anchors the transport plan depends on one unknown, a threshold. Measured in units of the
+temperature from a pivot, the k-th largest score, it is the root ``offset`` of
+
+    sum_i sigmoid(d_i - offset) = k,        d_i = (x_i - pivot) / tau.
+
+Solved as it stands, the equation cancels and is flat at low temperature. Call *top* the k largest
+elements; then the same equation says that the mass leaked out of the top equals the mass leaked
+into the rest, and its logarithm
+
+    h(offset) = log sum_{rest} sigmoid(d_i - offset) - log sum_{top} sigmoid(offset - d_i) = 0
+
+is nearly linear in the hot and in the cold limit. Its slope is -2 plus a weighted mean of the
+sigmoids of each sum. The pivot (d = 0) separates the two sets, so these means are at most
+sigmoid(-offset) and sigmoid(offset), and the slope lies in [-2, -1] everywhere: from any point the
+root is bracketed by [offset + h/2, offset + h], and Newton's method never runs off.
+
+Elements tied with the pivot, b of them with a above, belong to the top with weight (k - a) / b and
+to the rest with the complement. Tied scores then get equal results, and k may be fractional.
+
+A = sigmoid(d - offset) alone has the derivatives in the scores and in the temperature. With
+s = A (1 - A) and z = d - offset = logit A, and means weighted by s,
+
+    dA = s (dx - mean(dx)) / tau,        dA / dtau = -s (z - mean(z)) / tau.
+
+So where nothing more is asked for, the operator is one call that keeps A and nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .. import kernels
+from .._checks import COUNTS, REALS, Count, Strength, check_flag, check_range, check_rows, operand
+from .._dispatch import (
+    dense,
+    is_readable,
+    is_traced,
+    library_for,
+    may_differentiate,
+    path_of,
+    refuse_forward_mode,
+)
+from ._autograd import batch_first, opaque
+from ._rows import (
+    Normalize,
+    Rows,
+    canonical,
+    column,
+    distances,
+    hard_selection,
+    per_row,
+    pivot_of,
+    places_of,
+    straight_through,
+    unsorted_rows,
+    without_negligible,
+)
+from ._sinkhorn import Solver, sinkhorn_of
+from ._transport import indicator_by_sinkhorn, log_indicator_by_sinkhorn, threshold_by_sinkhorn
+
+#: Newton needs at most 6 steps (measured over the whole documented range, see tests).
+MAX_STEPS = 12
+
+# The solver.
+
+
+def solve_offset(d: Tensor, k: Tensor, max_steps: int = MAX_STEPS) -> tuple[Tensor, int]:
+    """The root without derivatives, and the number of Newton steps it took, one at least.
+
+    Fewer than the default show how it converges.
+    """
+    info = torch.finfo(d.dtype)
+    n_above, n_tied = (d > 0).sum(-1, keepdim=True), (d == 0).sum(-1, keepdim=True)
+    share = (k - n_above).to(d.dtype) / n_tied.clamp(min=1)
+    tied_top, tied_rest = n_tied * share, n_tied * (1.0 - share)
+    best = torch.where(d < 0, d, -math.inf).amax(-1, keepdim=True)
+    best = torch.where(tied_rest > 0, 0.0, best).clamp(min=-0.125 * info.max)
+    d = without_negligible(d, d, best)
+
+    # Scale each tail by its largest term, so that neither underflows: with e = exp(d - best),
+    # sigmoid(d - t) = c e / (1 + c e), c = exp(best - t). One exp per element serves all steps.
+    e_rest = torch.exp(torch.where(d < 0, d - best, -math.inf))
+    e_top = torch.exp(torch.where(d > 0, -d, -math.inf))
+
+    def leak(e: Tensor, tied: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        """Sum of e / (1 + c e), ties (e = 1) included, and the part of c e that has saturated."""
+        r, r_tied = e / torch.addcmul(one, c, e), 1.0 / (1.0 + c)
+        total = (r.sum(-1, keepdim=True) + tied * r_tied).clamp(min=info.tiny)
+        square = torch.linalg.vector_norm(r, dim=-1, keepdim=True).square()
+        return total, c * (square + tied * r_tied.square()) / total
+
+    # In the cold limit c -> 0 both tails are pure exponentials and the root is explicit.
+    one, cold = torch.ones_like(best), torch.zeros_like(best)
+    rest, top = leak(e_rest, tied_rest, cold)[0], leak(e_top, tied_top, cold)[0]
+    t = 0.5 * (best + torch.log(rest) - torch.log(top))
+    low, high = torch.full_like(t, -math.inf), torch.full_like(t, math.inf)
+    active = torch.ones_like(t, dtype=torch.bool)
+    for steps in range(1, max_steps + 1):  # noqa: B007
+        rest, rest_saturated = leak(e_rest, tied_rest, _odds(best - t))
+        top, top_saturated = leak(e_top, tied_top, _odds(t))
+        h = (best - t) - t + torch.log(rest) - torch.log(top)
+        slope = (2.0 - rest_saturated - top_saturated).clamp(1.0, 2.0)
+        low = torch.maximum(low, t + torch.minimum(0.5 * h, h))
+        high = torch.minimum(high, t + torch.maximum(0.5 * h, h))
+        t = torch.where(active, (t + h / slope).clamp(low, high), t)
+        # Convergence is quadratic: a step from within the root of the precision reaches it. Far
+        # below the pivot h is only known to the rounding of its own terms.
+        active = active & (h.abs() > 0.25 * math.sqrt(info.eps) - 4.0 * info.eps * best)
+        if is_readable(active) and not bool(active.any()):
+            break
+    return t.nan_to_num(nan=0.0), steps
+
+
+def _solve_offset(d: Tensor, k: Tensor) -> Tensor:
+    """The root by the native library where that is possible."""
+    library = library_for(d, k)
+    if library is None:
+        return solve_offset(d, k)[0]
+    offset = d.new_empty(*d.shape[:-1], 1)
+    places = k.to(torch.float64).contiguous()
+    library.threshold(d.contiguous(), None, places, 1.0, True, offset=offset)
+    # Where everything or nothing is selected; finite, since distances may be infinite there.
+    return offset.nan_to_num(0.0, posinf=0.0, neginf=-0.125 * torch.finfo(d.dtype).max)
+
+
+# The derivative of the root.
+
+
+def log_slope(z: Tensor) -> Tensor:
+    """log sigmoid'(z), finite also where z is infinite."""
+    limit = 0.125 * torch.finfo(z.dtype).max
+    z = z.clamp(-limit, limit)
+    return 2.0 * F.logsigmoid(z) - z
+
+
+def _weights(d: Tensor, offset: Tensor, k: Tensor) -> Tensor:
+    """w_i = s_i / sum_j s_j, the derivative of the offset in d, for s = sigmoid'(d - offset).
+
+    When cold, s underflows, and log s is as large as the offset, whose rounding alone would move
+    weight between the top and the rest. But these leak equal masses at the root. So the elements
+    of each are divided by their own leak, in the units of the solver, in which neither happens:
+    with c e the odds of a leak, it is c e / (1 + c e), and s = c e / (1 + c e)^2.
+
+    Elements tied with the pivot are counted with the top. Where they belong to the rest in part,
+    that part of their leak is added to the rest's. For constant shares the leak of the rest less
+    that of the top is k less the places of the top: zero, with a derivative in k.
+    """
+    info, fixed = torch.finfo(d.dtype), k.detach()
+    rest, tied = d < 0, d == 0
+    n_above, n_tied = (d > 0).sum(-1, keepdim=True), tied.sum(-1, keepdim=True)
+    share = (fixed - n_above).to(d.dtype) / n_tied.clamp(min=1)
+    tied_rest = n_tied * (1.0 - share)
+    best = torch.where(rest, d.detach(), -math.inf).amax(-1, keepdim=True)
+    best = torch.where(tied_rest > 0, 0.0, best).clamp(min=-0.125 * info.max)
+    c_rest, c_top = _odds(best - offset), _odds(offset)
+    # What is below the normal numbers takes a CPU ten times longer, and does not count.
+    e = F.threshold(torch.exp(torch.where(rest, d - best, -d)), info.tiny, 0.0)
+    kept = 1.0 / (1.0 + torch.where(rest, c_rest, c_top) * e)
+    leak = e * kept
+    leak_top = (leak * torch.where(tied, share, 1.0)).masked_fill(rest, 0.0).sum(-1, keepdim=True)
+    leak_rest = leak.masked_fill(~rest, 0.0).sum(-1, keepdim=True) + tied_rest / (1.0 + c_rest)
+    if k.is_floating_point():
+        leak_rest = leak_rest + (fixed - k).to(d.dtype) * _capped_exp(offset - best)
+    weight = leak * kept / torch.where(rest, leak_rest, leak_top).clamp(min=info.tiny)
+    return weight / weight.sum(-1, keepdim=True).clamp(min=info.tiny)
+
+
+def _odds(exponent: Tensor) -> Tensor:
+    return torch.exp(exponent.clamp(max=math.log(torch.finfo(exponent.dtype).max) - 1.0))
+
+
+def _capped_exp(value: Tensor) -> Tensor:
+    """exp, but at most 1 / precision."""
+    return torch.exp(value.clamp(max=-math.log(torch.finfo(value.dtype).eps)))
+
+
+def _reciprocal(d: Tensor, offset: Tensor) -> Tensor:
+    """1 / sum_j s_j, the derivative of the offset in -k.
+
+    At low temperature it truly has no bound, as the root jumps from one element to the next where k
+    passes an integer. It is capped.
+    """
+    return _capped_exp(-torch.logsumexp(log_slope(d - offset), -1, keepdim=True))
+
+
+class _Offset(torch.autograd.Function):
+    """d (..., n), k (..., 1) -> offset (..., 1), with the implicit derivative.
+
+    The derivative is written in ordinary operations on d, k and the *output*, so that it can itself
+    be differentiated.
+    """
+
+    @staticmethod
+    def forward(d: Tensor, k: Tensor) -> Tensor:
+        return _solve_offset(d, k)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs, output)
+        ctx.save_for_forward(*inputs, output)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None]:
+        d, k, offset = ctx.saved_tensors
+        grad_k = None
+        if ctx.needs_input_grad[1]:
+            grad_k = (-grad * _reciprocal(d, offset)).to(k.dtype)
+        return grad * _weights(d, offset, k), grad_k
+
+    @staticmethod
+    def jvp(ctx: Any, d_tangent: Tensor | None, k_tangent: Tensor | None) -> Tensor:
+        d, k, offset = ctx.saved_tensors
+        tangent = torch.zeros_like(offset)
+        if d_tangent is not None:
+            tangent = tangent + (_weights(d, offset, k) * d_tangent).sum(-1, keepdim=True)
+        if k_tangent is not None:
+            tangent = tangent - _reciprocal(d, offset) * k_tangent.to(offset.dtype)
+        return tangent
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Any, Any]:
+        return batch_first(_Offset.apply, info.batch_size, in_dims, inputs)
+
+
+def _checked_offset(d: Tensor, k: Tensor) -> Tensor:
+    check_rows(d)
+    return _solve_offset(d, operand("k", k, (*d.shape[:-1], 1), *COUNTS))
+
+
+_offset_op = opaque(
+    "softtopk::offset",
+    "(Tensor d, Tensor k) -> Tensor",
+    _checked_offset,
+    fake=lambda d, k: d.new_empty(*d.shape[:-1], 1),
+    setup_context=_Offset.setup_context,
+    backward=_Offset.backward,
+)
+
+
+def threshold_of(x: Tensor, k: Count, tau: Strength) -> tuple[Tensor, Tensor, Tensor]:
+    """Pivot (..., 1), offset of the threshold from it in units of tau (..., 1), and distances
+    (..., n), of scores in canonical form. Differentiable in all three arguments."""
+    places = places_of(k, x)
+    fixed = places.detach()
+    pivot = pivot_of(x.detach(), fixed if isinstance(k, Tensor) else k)
+    d, pivot = distances(x, pivot, fixed, tau)
+    d = d.squeeze(-1)
+    places = places.expand(*d.shape[:-1], 1)
+    if not is_traced(d):
+        return pivot, _Offset.apply(d, places), d
+    refuse_forward_mode()
+    return pivot, _offset_op(d, places), d
+
+
+def _logits(x: Tensor, k: Count, tau: Strength) -> Tensor:
+    """z (..., n) with A = sigmoid(z), of scores in canonical form."""
+    _, offset, d = threshold_of(x, k, tau)
+    return d - offset
+
+
+# The indicator A in one step, with the derivatives that A alone has.
+
+
+def indicator(rows: Rows, k: Count) -> Tensor:
+    """A (..., n) by the exact solver."""
+    x, mask, tau, largest = rows.scores, rows.mask, rows.tau, rows.largest
+    path = path_of(x, mask, k)
+    if path == "native":
+        if may_differentiate(x, tau):
+            return _Indicator.apply(x, mask, k, tau, largest)
+        return _solve(x, mask, k, tau, largest)[0]
+    if path == "opaque":
+        refuse_forward_mode()
+        places = places_of(k, x).expand(*rows.batch, 1)
+        return _soft_topk_op(x, mask, places, column(tau, x), largest)
+    return torch.sigmoid(_logits(rows.canonical().scores, k, tau))
+
+
+def _solve(
+    x: Tensor, mask: Tensor | None, k: Count, tau: Strength, largest: bool
+) -> tuple[Tensor, bool]:
+    """A (..., n), and whether some of it may belong to infinite scores that share their places."""
+    library = kernels.native() if x.is_cpu and x.numel() else None
+    if library is None:
+        return torch.sigmoid(_logits(canonical(x, mask, largest), k, tau)), True
+    x = dense(x)
+    a = torch.empty_like(x)
+    mask = None if mask is None else mask.contiguous()
+    return a, library.threshold(x, mask, per_row(k, x), per_row(tau, x), largest, indicator=a)
+
+
+def slopes(a: Tensor) -> tuple[Tensor, Tensor]:
+    """s = A (1 - A), and each as a share of their sum, by which means are weighted.
+
+    The shares are zero in rows where s has all but vanished: all of A is saturated there. The root
+    of the smallest number leaves room for the squares that second derivatives divide by.
+    """
+    a = F.threshold(a, torch.finfo(a.dtype).tiny, 0.0)  # what is below takes a CPU ten times longer
+    s = a * (1.0 - a)
+    total = s.sum(-1, keepdim=True)
+    alive = total > math.sqrt(torch.finfo(s.dtype).tiny)
+    return s, s / torch.where(alive, total, math.inf)
+
+
+def from_mean(share: Tensor, values: Tensor) -> Tensor:
+    """How far ``values`` (..., n) are from their mean with the shares from `slopes`."""
+    return values - (share * values).sum(-1, keepdim=True)
+
+
+def gradient_in_scores(a: Tensor, grad: Tensor, tau: Strength, largest: bool = True) -> Tensor:
+    """The derivative of A in the scores, which is symmetric, times ``grad`` (..., n)."""
+    tau = tau if largest else -tau
+    library = None if torch.is_grad_enabled() else library_for(a, grad)
+    if library is None:
+        s, share = slopes(a)
+        return torch.where(share > 0.0, s * from_mean(share, grad) / tau, 0.0)
+    return library.threshold_gradient(dense(a), dense(grad), per_row(tau, a))
+
+
+def gradient_in_tau(a: Tensor, pull: Tensor, tau: Tensor) -> Tensor:
+    """The sum (..., 1) of ``pull`` (..., n) times the derivative of z = logit A in tau.
+
+    Saturated elements have no part in it.
+    """
+    _, share = slopes(a)
+    free = share > 0.0
+    z = torch.where(free, torch.logit(torch.where(free, a, 0.5)), 0.0)
+    moved = torch.where(free, pull * from_mean(share, z), 0.0)
+    return -moved.sum(-1, keepdim=True) / tau
+
+
+def _gradients(
+    ctx: Any, a: Tensor, grad: Tensor, tau: Strength
+) -> tuple[Tensor | None, None, None, Tensor | None, None]:
+    """In the scores and in tau, of the arguments x, mask, k, tau, largest."""
+    grad_x = gradient_in_scores(a, grad, tau, ctx.largest) if ctx.needs_input_grad[0] else None
+    grad_tau = None
+    if isinstance(tau, Tensor) and ctx.needs_input_grad[3]:
+        grad_tau = gradient_in_tau(a, grad * a * (1.0 - a), tau).sum_to_size(tau.shape)
+    return grad_x, None, None, grad_tau, None
+
+
+class _Indicator(torch.autograd.Function):
+    """x (..., n), mask, k, tau, largest -> A (..., n), by the native library.
+
+    Saves A, its result, and nothing else of that size.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, mask: Tensor | None, k: Count, tau: Strength, largest: bool
+    ) -> Tensor:
+        a, shared = _solve(x, mask, k, tau, largest)
+        # Infinite scores have no derivative. It matters only where they share places: 0 < A < 1.
+        infinite = x.isinf() if shared else None
+        learned = isinstance(tau, Tensor)
+        ctx.save_for_backward(a, infinite, tau if learned else None)
+        ctx.tau, ctx.largest = None if learned else tau, largest
+        return a
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        a, infinite, tau = ctx.saved_tensors
+        a = a if infinite is None else a.masked_fill(infinite, 0.0)
+        return _gradients(ctx, a, grad, ctx.tau if tau is None else tau)
+
+
+def _checked_indicator(
+    scores: Tensor, mask: Tensor | None, k: Tensor, tau: Tensor, largest: bool
+) -> Tensor:
+    check_rows(scores)
+    one = (*scores.shape[:-1], 1)
+    mask = None if mask is None else operand("mask", mask, scores.shape, torch.bool)
+    k, tau = operand("k", k, one, *COUNTS), operand("tau", tau, one, *REALS)
+    check_range("k", k, 0, scores.shape[-1])
+    check_range("tau", tau, torch.finfo(tau.dtype).tiny)
+    return _solve(scores, mask, k, tau, largest)[0]
+
+
+def _setup_indicator(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, _, _, tau, ctx.largest = inputs
+    ctx.save_for_backward(x, output, tau)
+
+
+def _pull_indicator(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    x, a, tau = ctx.saved_tensors
+    return _gradients(ctx, a.masked_fill(x.isinf(), 0.0), grad, tau)
+
+
+_soft_topk_op = opaque(
+    "softtopk::soft_topk",
+    "(Tensor scores, Tensor? mask, Tensor k, Tensor tau, bool largest) -> Tensor",
+    _checked_indicator,
+    fake=lambda scores, *_: scores.new_empty(scores.shape),
+    setup_context=_setup_indicator,
+    backward=_pull_indicator,
+)
+
+
+def log_indicator(rows: Rows, k: Count, solver: Solver) -> Tensor:
+    """log A (..., n)."""
+    rows, sinkhorn = rows.canonical(), sinkhorn_of(solver)
+    if sinkhorn is not None:
+        return log_indicator_by_sinkhorn(rows, k, sinkhorn)
+    logits = _logits(rows.scores, k, rows.tau)
+    # log sigmoid as a softplus, which keeps less for backward than logsigmoid. At -inf its slope
+    # is 1, which would let the constant -inf move the threshold.
+    return torch.where(logits == -math.inf, -math.inf, -F.softplus(-logits, threshold=50.0))
+
+
+# The public functions.
+
+
+def soft_topk(
+    scores: Tensor,
+    k: Count,
+    *,
+    eps: Strength = 0.1,
+    dim: int = -1,
+    largest: bool = True,
+    mask: Tensor | None = None,
+    normalize: Normalize = None,
+    hard: bool = False,
+    solver: Solver = "exact",
+) -> Tensor:
+    r"""SOFT top-k: the soft indicator of the k largest elements.
+
+    A relaxation of the hard selection
+    ``torch.zeros_like(scores).scatter(dim, scores.topk(k, dim).indices, 1.0)``, namely n times the
+    first column of the plan of
+
+    .. math::
+        \min_{\Gamma \ge 0} \sum_{ij} (x_i - y_j)^2 \Gamma_{ij}
+        + \epsilon \sum_{ij} \Gamma_{ij} \log \Gamma_{ij}
+        \quad\text{s.t.}\quad \Gamma 1 = \tfrac1n 1,\
+        \Gamma^\top 1 = [\tfrac kn, \tfrac{n-k}n], \quad y = [1, 0],
+
+    which is :math:`A_i = \sigma(2 (x_i - t) / \epsilon)` with the threshold t that makes A sum to
+    k. The threshold is solved for directly, to machine precision at every eps.
+
+    Args:
+        scores: Any shape and floating dtype; float16 and bfloat16 are computed in float32.
+        k: How many to select, 0 <= k <= n: an int, a float, or a tensor that broadcasts to the
+            batch shape (the shape of scores without ``dim``). The values of a tensor are checked
+            on the CPU only, and not inside ``torch.compile``; this goes for eps too.
+        eps: Regularisation strength, positive: a float or a tensor that broadcasts to the batch
+            shape. As eps -> 0 the result becomes the hard selection, as eps grows it becomes k/n.
+        dim: The dimension to select along.
+        largest: Select the largest elements, else the smallest.
+        mask: Boolean, broadcasts to scores; True takes part. A masked element is treated exactly
+            as if it were deleted: A = 0 and no gradient. So is a score of -inf (+inf if not
+            ``largest``). A row with fewer than k elements left selects all of them. A NaN that
+            takes part makes its row NaN.
+        normalize: ``"row"`` divides the cost of each row by its largest entry, ``"batch"`` that of
+            all rows by the largest of all, as the paper's code does: its values of eps refer to
+            that. The divisor is detached. It grows with the square of the scores, so larger scores
+            give a softer selection.
+        hard: Return the exact selection, as ``torch.topk`` does, with the gradient of the soft one
+            (straight-through). Of equal scores the first are selected. A fractional k is rounded.
+        solver: ``"exact"``, or ``"sinkhorn"`` or a `Sinkhorn` for the paper's algorithm.
+
+    Returns:
+        A, of the shape and dtype of scores, in [0, 1], with sum k along ``dim``. Differentiable in
+        scores, in eps, and in a floating k: in reverse mode to any order, in forward mode, and in
+        forward over reverse mode. (Forward over forward mode is wrong for every
+        ``torch.autograd.Function`` with a jvp, and forward mode inside ``torch.compile`` raises.)
+
+    >>> scores = torch.tensor([0.4, 0.7, 2.3, 1.9, -0.2, 1.4, 0.1])
+    >>> soft_topk(scores, 2, eps=1.0)
+    tensor([0.0713, 0.1227, 0.7744, 0.6066, 0.0226, 0.3620, 0.0404])
+    >>> soft_topk(scores, 2, eps=0.01).round(decimals=4)
+    tensor([0., 0., 1., 1., 0., 0., 0.])
+    >>> soft_topk(scores, 5, eps=0.01, largest=False).round(decimals=4)
+    tensor([1., 1., 0., 0., 1., 1., 1.])
+
+    References:
+        Xie et al., Differentiable Top-k Operator with Optimal Transport, NeurIPS 2020.
+    """
+    check_flag("hard", hard)
+    sinkhorn = sinkhorn_of(solver)
+    rows, k = unsorted_rows(
+        scores, k, eps=eps, dim=dim, largest=largest, mask=mask, normalize=normalize
+    )
+    if sinkhorn is None:
+        soft = indicator(rows, k)
+    else:
+        soft = indicator_by_sinkhorn(rows.canonical(), k, sinkhorn)
+    if hard:
+        soft = straight_through(hard_selection(rows.canonical().scores, k), soft)
+    return rows.restore(soft)
+
+
+def log_soft_topk(
+    scores: Tensor,
+    k: Count,
+    *,
+    eps: Strength = 0.1,
+    dim: int = -1,
+    largest: bool = True,
+    mask: Tensor | None = None,
+    normalize: Normalize = None,
+    solver: Solver = "exact",
+) -> Tensor:
+    """Logarithm of `soft_topk`, exact also where the latter underflows to 0 or rounds to 1.
+
+    A relaxation of ``torch.log(hard_indicator)``. Arguments as for `soft_topk`. An element that
+    takes no part has -inf; every other one is finite, unless k = 0.
+
+    >>> log_soft_topk(torch.tensor([0.0, 1.0, 2.0]), 1, eps=1 / 128)
+    tensor([-384., -128.,   -0.])
+    """
+    rows, k = unsorted_rows(
+        scores, k, eps=eps, dim=dim, largest=largest, mask=mask, normalize=normalize
+    )
+    return rows.restore(log_indicator(rows, k, solver))
+
+
+def topk_threshold(
+    scores: Tensor,
+    k: Count,
+    *,
+    eps: Strength = 0.1,
+    dim: int = -1,
+    largest: bool = True,
+    mask: Tensor | None = None,
+    normalize: Normalize = None,
+    solver: Solver = "exact",
+) -> Tensor:
+    """The soft threshold between the k largest elements and the rest.
+
+    A relaxation of the midpoint between the k-th and the (k+1)-th element, that is of
+    ``scores.quantile((n - k) / n, dim, interpolation="midpoint")``: the t of
+    ``soft_topk = sigmoid(2 (scores - t) / eps)``. Arguments as for `soft_topk`.
+
+    Returns:
+        t, of the shape of scores without ``dim``: -inf where everything is selected, +inf where
+        nothing is (the other way round if not ``largest``).
+
+    >>> scores = torch.tensor([0.4, 0.7, 2.3, 1.9, -0.2, 1.4, 0.1])
+    >>> topk_threshold(scores, 2, eps=0.01)
+    tensor(1.6500)
+    """
+    rows, k = unsorted_rows(
+        scores, k, eps=eps, dim=dim, largest=largest, mask=mask, normalize=normalize
+    )
+    rows, sinkhorn = rows.canonical(), sinkhorn_of(solver)
+    if sinkhorn is not None:
+        threshold = threshold_by_sinkhorn(rows, k, sinkhorn)
+    else:
+        pivot, offset, _ = threshold_of(rows.scores, k, rows.tau)
+        threshold = torch.where(pivot.isinf(), pivot, pivot + rows.tau * offset)
+    threshold = threshold if rows.largest else -threshold
+    return threshold.to(rows.dtype).squeeze(-1)
