@@ -12,6 +12,7 @@ constexpr int64_t kPiece = 8192;
 
 inline int64_t pieces(int64_t n) { return (n + kPiece - 1) / kPiece; }
 
+// The sums of one pass over a row or a piece of it.
 using Sums = std::array<double, 3>;
 
 // How far below the best of the rest, in units of tau, elements no longer matter: the root lies at
@@ -26,7 +27,7 @@ template <class T>
 class Scratch {
   public:
     T *first = nullptr, *second = nullptr, *row = nullptr, *share = nullptr;
-    double reach;  // to rounding
+    double reach;  // of elements that matter to rounding
 
     Scratch(int64_t n, int lists)  // 0, 2, 3 with `row`, or 4 with `share` too
         : reach(reach_of(n, std::numeric_limits<T>::epsilon())) {
