@@ -7,12 +7,27 @@ calls release the GIL and use as many threads as torch does.
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-_INT, _SIZE, _REAL, _ARRAY = ctypes.c_int32, ctypes.c_int64, ctypes.c_double, ctypes.c_void_p
+#: The structs of csrc/kernels.hpp, as the module `struct` writes them: the library gets the bytes.
+#: ctypes would take several times as long for as many arguments.
+_SIZE = "qqq"  # rows, n, threads
+_SCORES = f"{_SIZE} PPq"  # x, mask, largest
+_PER_ROW = "dP"  # one number for all rows, or an array
+_LAYOUTS = {
+    "threshold": f"{_SCORES} {_PER_ROW} {_PER_ROW} PP",  # k, tau, a, offset
+    "threshold_gradient": f"{_SIZE} {_PER_ROW} PPP",  # tau, a, grad, grad_x
+    "softmax": f"{_SCORES} {_PER_ROW} {_PER_ROW} PP",  # k, tau, a, w
+    "hard_softmax": f"{_SCORES} q PP",  # k, w, index
+    "softmax_gradient": f"{_SIZE} {_PER_ROW} PPPP",  # tau, w, a, grad, grad_x
+    "ranking": f"{_SCORES} q {_PER_ROW} PPPP",  # k, tau, plan, pivot, offset, converged
+    "ranking_gradient": f"{_SCORES} q {_PER_ROW} PPPP",  # k, tau, pivot, offset, grad, grad_x
+}
+_SUFFIXES = {torch.float32: "f32", torch.float64: "f64"}
 #: The values of Status in csrc/kernels.hpp other than "done".
 _OUT_OF_MEMORY, _SHARED = 1, 2
 
@@ -21,35 +36,12 @@ class Native:
     """The native library, for tensors."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        def declare(name: str, *arguments: type) -> dict[torch.dtype, Callable[..., int]]:
-            functions = {}
-            for dtype, suffix in ((torch.float32, "f32"), (torch.float64, "f64")):
-                function = getattr(library, f"softtopk_{name}_{suffix}")
-                function.argtypes = arguments
-                function.restype = ctypes.c_int32
-                functions[dtype] = function
-            return functions
-
-        scores = (_ARRAY, _ARRAY, _SIZE, _SIZE)  # x, mask, rows, n
-        per_row = (_REAL, _ARRAY)  # one for all rows, or an array
-        self._threshold = declare(
-            *("threshold", *scores, *per_row, *per_row, _INT, _ARRAY, _ARRAY, _ARRAY, _INT)
-        )
-        self._threshold_gradient = declare(
-            *("threshold_gradient", _ARRAY, _ARRAY, _SIZE, _SIZE, *per_row, _ARRAY, _INT)
-        )
-        self._softmax = declare(*("softmax", *scores, *per_row, *per_row, _ARRAY, _ARRAY, _INT))
-        self._hard_softmax = declare(*("hard_softmax", *scores, _SIZE, _ARRAY, _ARRAY, _INT))
-        self._softmax_gradient = declare(
-            *("softmax_gradient", _ARRAY, _ARRAY, _ARRAY, _SIZE, _SIZE, *per_row, _ARRAY, _INT)
-        )
-        self._ranking = declare(
-            *("ranking", *scores, _SIZE, *per_row, _INT, _ARRAY, _ARRAY, _ARRAY, _ARRAY, _INT)
-        )
-        self._ranking_gradient = declare(
-            *("ranking_gradient", _ARRAY, _ARRAY, _ARRAY, _ARRAY, _ARRAY, _SIZE, _SIZE, _SIZE),
-            *(*per_row, _INT, _ARRAY, _INT),
-        )
+        self._functions = {
+            (name, dtype): _function(library, name, suffix)
+            for name in _LAYOUTS
+            for dtype, suffix in _SUFFIXES.items()
+        }
+        self._pack = {name: struct.Struct(layout).pack for name, layout in _LAYOUTS.items()}
 
     def threshold(
         self,
@@ -60,46 +52,26 @@ class Native:
         largest: bool,
         *,
         indicator: Tensor | None = None,
-        pivot: Tensor | None = None,
         offset: Tensor | None = None,
     ) -> bool:
-        """Solve for the thresholds pivot + tau * offset of the rows ``x`` (..., n), and write
-        whichever of ``indicator`` (..., n), ``pivot`` and ``offset`` (..., 1) is given.
+        """Solve for the thresholds of the rows ``x`` (..., n), and write ``indicator`` (..., n) and
+        ``offset`` (..., 1) if they are given. An offset is the distance of a threshold from the
+        element of rank ceil(k), in units of tau.
 
         ``k`` and ``tau`` are numbers, or float64 with one element per row. Returns whether infinite
         scores share places in some row: they have no derivative, though 0 < A < 1.
         """
-        n = x.shape[-1]
-        status = self._threshold[x.dtype](
-            _pointer(x),
-            _pointer(mask),
-            x.numel() // n,
-            n,
-            *_per_row(k),
-            *_per_row(tau),
-            largest,
-            _pointer(indicator),
-            _pointer(pivot),
-            _pointer(offset),
-            torch.get_num_threads(),
+        outputs = _pointer(indicator), _pointer(offset)
+        status = self._call(
+            "threshold", x, *_scores(x, mask, largest), *_per_row(k), *_per_row(tau), *outputs
         )
-        _check(status)
         return status == _SHARED
 
     def threshold_gradient(self, a: Tensor, grad: Tensor, tau: float | Tensor) -> Tensor:
         """The derivative of the indicator ``a`` (..., n) in the scores, times ``grad`` (..., n)."""
-        n = a.shape[-1]
         grad_x = torch.empty_like(a)
-        status = self._threshold_gradient[a.dtype](
-            _pointer(a),
-            _pointer(grad),
-            a.numel() // n,
-            n,
-            *_per_row(tau),
-            _pointer(grad_x),
-            torch.get_num_threads(),
-        )
-        _check(status)
+        arrays = _pointer(a), _pointer(grad), _pointer(grad_x)
+        self._call("threshold_gradient", a, *_size(a), *_per_row(tau), *arrays)
         return grad_x
 
     def softmax(
@@ -115,55 +87,23 @@ class Native:
 
         Writes ``indicator`` (..., n) too if it is given.
         """
-        n = x.shape[-1]
         w = torch.empty_like(x)
-        status = self._softmax[x.dtype](
-            _pointer(x),
-            _pointer(mask),
-            x.numel() // n,
-            n,
-            *_per_row(k),
-            *_per_row(tau),
-            _pointer(indicator),
-            _pointer(w),
-            torch.get_num_threads(),
-        )
-        _check(status)
+        outputs = _pointer(indicator), _pointer(w)
+        self._call("softmax", x, *_scores(x, mask), *_per_row(k), *_per_row(tau), *outputs)
         return w
 
     def hard_softmax(self, x: Tensor, mask: Tensor | None, k: int) -> tuple[Tensor, Tensor]:
         """The softmax over the k largest of the rows ``x`` (..., n), and their places: (..., k)."""
-        n = x.shape[-1]
         w = x.new_empty(*x.shape[:-1], k)
         index = torch.empty_like(w, dtype=torch.int64)
-        status = self._hard_softmax[x.dtype](
-            _pointer(x),
-            _pointer(mask),
-            x.numel() // n,
-            n,
-            k,
-            _pointer(w),
-            _pointer(index),
-            torch.get_num_threads(),
-        )
-        _check(status)
+        self._call("hard_softmax", x, *_scores(x, mask), k, _pointer(w), _pointer(index))
         return w, index
 
     def softmax_gradient(self, w: Tensor, a: Tensor, grad: Tensor, tau: float | Tensor) -> Tensor:
         """The derivative of the softmax ``w`` (..., n) with the indicator ``a``, times ``grad``."""
-        n = w.shape[-1]
         grad_x = torch.empty_like(w)
-        status = self._softmax_gradient[w.dtype](
-            _pointer(w),
-            _pointer(a),
-            _pointer(grad),
-            w.numel() // n,
-            n,
-            *_per_row(tau),
-            _pointer(grad_x),
-            torch.get_num_threads(),
-        )
-        _check(status)
+        arrays = _pointer(w), _pointer(a), _pointer(grad), _pointer(grad_x)
+        self._call("softmax_gradient", w, *_size(w), *_per_row(tau), *arrays)
         return grad_x
 
     def ranking(
@@ -174,25 +114,12 @@ class Native:
         Returns the first k columns of the plan (..., n, k), the pivots (..., k + 1) and offsets
         (..., k) that the derivative needs, and which rows converged (...).
         """
-        batch, n = x.shape[:-1], x.shape[-1]
+        batch = x.shape[:-1]
         plan, pivots = x.new_empty(*x.shape, k), x.new_empty(*batch, k + 1)
         offsets = x.new_empty(*batch, k, dtype=torch.float64)
         converged = x.new_empty(batch, dtype=torch.bool)
-        status = self._ranking[x.dtype](
-            _pointer(x),
-            _pointer(mask),
-            x.numel() // n,
-            n,
-            k,
-            *_per_row(tau),
-            largest,
-            _pointer(plan),
-            _pointer(pivots),
-            _pointer(offsets),
-            _pointer(converged),
-            torch.get_num_threads(),
-        )
-        _check(status)
+        outputs = _pointer(plan), _pointer(pivots), _pointer(offsets), _pointer(converged)
+        self._call("ranking", x, *_scores(x, mask, largest), k, *_per_row(tau), *outputs)
         return plan, pivots, offsets, converged
 
     def ranking_gradient(
@@ -206,42 +133,46 @@ class Native:
         largest: bool,
     ) -> Tensor:
         """The derivative of the plan in the scores, times ``grad`` (..., n, k)."""
-        n, k = grad.shape[-2:]
         grad_x = torch.empty_like(x)
-        status = self._ranking_gradient[x.dtype](
-            _pointer(x),
-            _pointer(mask),
-            _pointer(pivots),
-            _pointer(offsets),
-            _pointer(grad),
-            x.numel() // n,
-            n,
-            k,
-            *_per_row(tau),
-            largest,
-            _pointer(grad_x),
-            torch.get_num_threads(),
-        )
-        _check(status)
+        arrays = _pointer(pivots), _pointer(offsets), _pointer(grad), _pointer(grad_x)
+        scores, k = _scores(x, mask, largest), grad.shape[-1]
+        self._call("ranking_gradient", x, *scores, k, *_per_row(tau), *arrays)
         return grad_x
 
+    def _call(self, name: str, x: Tensor, *arguments: float) -> int:
+        status = self._functions[name, x.dtype](self._pack[name](*arguments))
+        if status == _OUT_OF_MEMORY:
+            raise MemoryError("there is no memory for the scratch space of a row")
+        return status
 
-def _pointer(tensor: Tensor | None) -> int | None:
+
+def _function(library: ctypes.CDLL, name: str, suffix: str) -> Callable[[bytes], int]:
+    function = getattr(library, f"softtopk_{name}_{suffix}")
+    function.argtypes = [ctypes.c_char_p]
+    function.restype = ctypes.c_int32
+    return function
+
+
+def _size(x: Tensor) -> tuple[int, int, int]:
+    n = x.shape[-1]
+    return x.numel() // n, n, torch.get_num_threads()
+
+
+def _scores(x: Tensor, mask: Tensor | None, largest: bool = True) -> tuple[int, ...]:
+    return *_size(x), _pointer(x), _pointer(mask), largest
+
+
+def _per_row(value: float | Tensor) -> tuple[float, int]:
+    return (0.0, _pointer(value)) if isinstance(value, Tensor) else (value, 0)
+
+
+def _pointer(tensor: Tensor | None) -> int:
     """Where the library finds the tensor. What is not in the CPU's memory would end the process."""
     if tensor is None:
-        return None
+        return 0
     if not tensor.is_cpu:
         raise RuntimeError(
             f"a tensor on the device {tensor.device} reached the native library, which works on "
             "the CPU; please report this call"
         )
     return tensor.data_ptr()
-
-
-def _per_row(value: float | Tensor) -> tuple[float, int | None]:
-    return (0.0, _pointer(value)) if isinstance(value, Tensor) else (value, None)
-
-
-def _check(status: int) -> None:
-    if status == _OUT_OF_MEMORY:
-        raise MemoryError("there is no memory for the scratch space of a row")

@@ -1,4 +1,5 @@
-// The C interface. Every function works on plain arrays and returns a Status.
+// The C interface. A kernel gets a pointer to its arguments, a struct of kernels.hpp, and returns a
+// Status.
 #include "kernels.hpp"
 
 #if defined(_WIN32)
@@ -59,8 +60,9 @@ const Kernels<double>& kernels<double>() {
 
 using softtopk::kernels;
 
-// To be raised with every change of an interface below; the loader checks it.
-SOFTTOPK_EXPORT int32_t softtopk_abi_version() { return 3; }
+// To be raised with every change of the functions below or of the structs of kernels.hpp; the
+// loader checks it.
+SOFTTOPK_EXPORT int32_t softtopk_abi_version() { return 4; }
 
 SOFTTOPK_EXPORT const char* softtopk_instruction_set() { return softtopk::current.load()->name; }
 
@@ -75,82 +77,18 @@ SOFTTOPK_EXPORT int32_t softtopk_use_instruction_set(const char* name) {
 // To be called if the process was forked after torch was loaded and before this library was.
 SOFTTOPK_EXPORT void softtopk_after_fork() { softtopk::after_fork(); }
 
-#define SOFTTOPK_INTERFACE(T, suffix)                                                              \
-    SOFTTOPK_EXPORT int32_t softtopk_threshold_##suffix(                                           \
-        const T* x, const uint8_t* mask, int64_t rows, int64_t n, double k, const double* ks,      \
-        double tau, const double* taus, int32_t largest, T* a, T* pivot, T* offset,                \
-        int32_t threads) {                                                                         \
-        return kernels<T>().threshold(                                                             \
-            {x, mask, rows, n, {k, ks}, {tau, taus}, largest != 0, a, pivot, offset, threads});    \
-    }                                                                                              \
-    SOFTTOPK_EXPORT int32_t softtopk_threshold_gradient_##suffix(                                  \
-        const T* a, const T* grad, int64_t rows, int64_t n, double tau, const double* taus,        \
-        T* grad_x, int32_t threads) {                                                              \
-        return kernels<T>().threshold_gradient({a, grad, rows, n, {tau, taus}, grad_x, threads});  \
-    }                                                                                              \
-    SOFTTOPK_EXPORT int32_t softtopk_softmax_##suffix(                                             \
-        const T* x, const uint8_t* mask, int64_t rows, int64_t n, double k, const double* ks,      \
-        double tau, const double* taus, T* a, T* w, int32_t threads) {                             \
-        return kernels<T>().softmax(                                                               \
-            {{x, mask, rows, n, {k, ks}, {tau, taus}, true, a, nullptr, nullptr, threads}, w});    \
-    }                                                                                              \
-    SOFTTOPK_EXPORT int32_t softtopk_hard_softmax_##suffix(                                        \
-        const T* x, const uint8_t* mask, int64_t rows, int64_t n, int64_t k, T* w, int64_t* index, \
-        int32_t threads) {                                                                         \
-        const double places = static_cast<double>(k);                                              \
-        return kernels<T>().hard_softmax({{x,                                                      \
-                                           mask,                                                   \
-                                           rows,                                                   \
-                                           n,                                                      \
-                                           {places, nullptr},                                      \
-                                           {1.0, nullptr},                                         \
-                                           true,                                                   \
-                                           nullptr,                                                \
-                                           nullptr,                                                \
-                                           nullptr,                                                \
-                                           threads},                                               \
-                                          w,                                                       \
-                                          index});                                                 \
-    }                                                                                              \
-    SOFTTOPK_EXPORT int32_t softtopk_softmax_gradient_##suffix(                                    \
-        const T* w, const T* a, const T* grad, int64_t rows, int64_t n, double tau,                \
-        const double* taus, T* grad_x, int32_t threads) {                                          \
-        return kernels<T>().softmax_gradient({w, a, grad, rows, n, {tau, taus}, grad_x, threads}); \
-    }                                                                                              \
-    SOFTTOPK_EXPORT int32_t softtopk_ranking_##suffix(                                             \
-        const T* x, const uint8_t* mask, int64_t rows, int64_t n, int64_t k, double tau,           \
-        const double* taus, int32_t largest, T* plan, T* pivot, double* offset,                    \
-        uint8_t* converged, int32_t threads) {                                                     \
-        return kernels<T>().ranking({x,                                                            \
-                                     mask,                                                         \
-                                     rows,                                                         \
-                                     n,                                                            \
-                                     k,                                                            \
-                                     {tau, taus},                                                  \
-                                     largest != 0,                                                 \
-                                     plan,                                                         \
-                                     pivot,                                                        \
-                                     offset,                                                       \
-                                     converged,                                                    \
-                                     threads});                                                    \
-    }                                                                                              \
-    SOFTTOPK_EXPORT int32_t softtopk_ranking_gradient_##suffix(                                    \
-        const T* x, const uint8_t* mask, const T* pivot, const double* offset, const T* grad,      \
-        int64_t rows, int64_t n, int64_t k, double tau, const double* taus, int32_t largest,       \
-        T* grad_x, int32_t threads) {                                                              \
-        return kernels<T>().ranking_gradient({x,                                                   \
-                                              mask,                                                \
-                                              pivot,                                               \
-                                              offset,                                              \
-                                              grad,                                                \
-                                              rows,                                                \
-                                              n,                                                   \
-                                              k,                                                   \
-                                              {tau, taus},                                         \
-                                              largest != 0,                                        \
-                                              grad_x,                                              \
-                                              threads});                                           \
+#define SOFTTOPK_KERNEL(name, Call)                                                     \
+    SOFTTOPK_EXPORT int32_t softtopk_##name##_f32(const softtopk::Call<float>* call) {  \
+        return kernels<float>().name(*call);                                            \
+    }                                                                                   \
+    SOFTTOPK_EXPORT int32_t softtopk_##name##_f64(const softtopk::Call<double>* call) { \
+        return kernels<double>().name(*call);                                           \
     }
 
-SOFTTOPK_INTERFACE(float, f32)
-SOFTTOPK_INTERFACE(double, f64)
+SOFTTOPK_KERNEL(threshold, ThresholdCall)
+SOFTTOPK_KERNEL(threshold_gradient, ThresholdGradientCall)
+SOFTTOPK_KERNEL(softmax, SoftmaxCall)
+SOFTTOPK_KERNEL(hard_softmax, HardSoftmaxCall)
+SOFTTOPK_KERNEL(softmax_gradient, SoftmaxGradientCall)
+SOFTTOPK_KERNEL(ranking, RankingCall)
+SOFTTOPK_KERNEL(ranking_gradient, RankingGradientCall)

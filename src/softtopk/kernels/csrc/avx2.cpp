@@ -15,10 +15,6 @@
 
 namespace softtopk {
 namespace on_avx2 {
-#include "vector.hpp"
-#include "threshold.hpp"
-#include "softmax.hpp"
-#include "ranking.hpp"
 #include "table.hpp"
 }  // namespace on_avx2
 }  // namespace softtopk

@@ -17,10 +17,6 @@
 
 namespace softtopk {
 namespace on_avx512 {
-#include "vector.hpp"
-#include "threshold.hpp"
-#include "softmax.hpp"
-#include "ranking.hpp"
 #include "table.hpp"
 }  // namespace on_avx512
 }  // namespace softtopk

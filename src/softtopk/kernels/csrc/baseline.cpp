@@ -4,10 +4,6 @@
 
 namespace softtopk {
 namespace on_baseline {
-#include "vector.hpp"
-#include "threshold.hpp"
-#include "softmax.hpp"
-#include "ranking.hpp"
 #include "table.hpp"
 }  // namespace on_baseline
 

@@ -57,50 +57,61 @@ enum Status : int32_t {
     kShared = 2,  // done, and infinite scores share places in some row
 };
 
-// Arrays are contiguous, (rows, n) or (rows); a null array is not read or not written.
+// The arguments of each kernel. ctypes passes a pointer to one: `_calls.py` has the same fields in
+// the same order. Arrays are contiguous; integers are of 64 bits, so that nothing is padded.
+
+struct Size {
+    int64_t rows, n, threads;
+};
+
+template <class T>
+struct Scores {
+    Size size;
+    const T* x;           // (rows, n)
+    const uint8_t* mask;  // (rows, n): nonzero takes part; or null, if all do
+    int64_t largest;      // whether the largest are selected, or the smallest
+};
+
 template <class T>
 struct ThresholdCall {
-    const T* x;
-    const uint8_t* mask;  // (rows, n): nonzero takes part
-    int64_t rows, n;
+    Scores<T> scores;
     PerRow k, tau;
-    bool largest;
-    T *a, *pivot, *offset;
-    int threads;
+    T* a;       // (rows, n), or null
+    T* offset;  // (rows), or null
 };
 
 template <class T>
 struct ThresholdGradientCall {
-    const T *a, *grad;
-    int64_t rows, n;
+    Size size;
     PerRow tau;
-    T* grad_x;
-    int threads;
+    const T *a, *grad;  // (rows, n)
+    T* grad_x;          // (rows, n)
 };
 
-// The softmax among the soft top k: of a selection of the largest, whose A is written too unless it
-// is null.
+// The softmax among the soft top k.
 template <class T>
 struct SoftmaxCall {
-    ThresholdCall<T> selection;
-    T* w;
+    Scores<T> scores;
+    PerRow k, tau;
+    T* a;  // (rows, n), or null
+    T* w;  // (rows, n)
 };
 
 // The softmax over exactly the k largest, 1 <= k <= n.
 template <class T>
 struct HardSoftmaxCall {
-    ThresholdCall<T> selection;  // its tau and arrays are not used
-    T* w;                        // (rows, k)
-    int64_t* index;              // (rows, k)
+    Scores<T> scores;
+    int64_t k;
+    T* w;            // (rows, k)
+    int64_t* index;  // (rows, k)
 };
 
 template <class T>
 struct SoftmaxGradientCall {
-    const T *w, *a, *grad;
-    int64_t rows, n;
+    Size size;
     PerRow tau;
-    T* grad_x;
-    int threads;
+    const T *w, *a, *grad;  // (rows, n)
+    T* grad_x;              // (rows, n)
 };
 
 // The sorted operator. What backward needs of a row are its k + 1 best scores as the solver sees
@@ -108,30 +119,24 @@ struct SoftmaxGradientCall {
 // of these in units of tau. In double, since their roundings add up over the ranks.
 template <class T>
 struct RankingCall {
-    const T* x;
-    const uint8_t* mask;  // (rows, n): nonzero takes part
-    int64_t rows, n, k;   // 1 <= k <= n
+    Scores<T> scores;
+    int64_t k;  // 1 <= k <= n
     PerRow tau;
-    bool largest;
     T* plan;             // (rows, n, k)
     T* pivot;            // (rows, k + 1)
     double* offset;      // (rows, k)
     uint8_t* converged;  // (rows)
-    int threads;
 };
 
 template <class T>
 struct RankingGradientCall {
-    const T* x;
-    const uint8_t* mask;
+    Scores<T> scores;
+    int64_t k;
+    PerRow tau;
     const T* pivot;
     const double* offset;
     const T* grad;  // (rows, n, k)
-    int64_t rows, n, k;
-    PerRow tau;
-    bool largest;
-    T* grad_x;  // (rows, n)
-    int threads;
+    T* grad_x;      // (rows, n)
 };
 
 template <class T>
@@ -155,11 +160,5 @@ struct InstructionSet {
 const InstructionSet* baseline();
 const InstructionSet* avx2();
 const InstructionSet* avx512();
-
-// Passes over a long row go in pieces of this many elements: small enough for a cache, the unit of
-// work of a thread, and always the same, so that a sum does not depend on the number of threads.
-constexpr int64_t kPiece = 8192;
-
-inline int64_t pieces(int64_t n) { return (n + kPiece - 1) / kPiece; }
 
 }  // namespace softtopk

@@ -1,5 +1,4 @@
-// Vectors of one instruction set. Included once in each instruction set's file, inside its
-// namespace and after SOFTTOPK_VECTOR_BYTES (the width) has been set.
+// Vectors of one instruction set.
 //
 // Vector<T> has as many lanes of T (float or double) as a register. GCC and Clang provide the
 // arithmetic on any machine through their vector types; with another compiler (or SOFTTOPK_SCALAR,
@@ -29,6 +28,7 @@ struct Vector {
     static SOFTTOPK_INLINE V all(T value) { return V{} + value; }
     static SOFTTOPK_INLINE M all_bits(typename Integer<T>::type value) { return M{} + value; }
     static SOFTTOPK_INLINE V select(M mask, V yes, V no) { return mask ? yes : no; }
+    static SOFTTOPK_INLINE M count(M counts, M mask) { return counts - mask; }  // true is -1
 };
 #else
 template <class T>
@@ -41,6 +41,7 @@ struct Vector {
     static V all(T value) { return value; }
     static M all_bits(M value) { return value; }
     static V select(M mask, V yes, V no) { return mask ? yes : no; }
+    static M count(M counts, M mask) { return counts + mask; }  // true is 1
 };
 #endif
 
@@ -146,6 +147,17 @@ SOFTTOPK_INLINE T largest_lane(typename Vector<T>::V v) {
 template <class T>
 SOFTTOPK_INLINE T smallest_lane(typename Vector<T>::V v) {
     return reduce<T>(v, [](T a, T b) { return a < b ? a : b; });
+}
+
+// The sum over the lanes of what Vector<T>::count has counted.
+template <class T>
+SOFTTOPK_INLINE int64_t sum_of_counts(typename Vector<T>::M counts) {
+    typename Integer<T>::type lanes[Vector<T>::width];
+    std::memcpy(lanes, &counts, sizeof(counts));
+    for (int half = Vector<T>::width / 2; half > 0; half /= 2) {
+        for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+    }
+    return lanes[0];
 }
 
 // The mask as one bit per lane, lane 0 lowest.
