@@ -13,12 +13,6 @@ from torch.testing import assert_close
 from softtopk import ConvergenceWarning, entropic_plan
 
 
-@pytest.fixture
-def path():
-    """Not on two paths: Sinkhorn's algorithm has no native kernel."""
-    return "plain"
-
-
 def problem(*batch, n=5, m=4, seed=0):
     generator = torch.Generator().manual_seed(seed)
     cost = torch.rand(*batch, n, m, dtype=torch.float64, generator=generator)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import reference
 import torch
+from paths import both_paths
 from torch.autograd import gradcheck, gradgradcheck
 
 from softtopk import (
@@ -47,6 +48,7 @@ def test_scores_and_eps(operator, dim, largest):
     check(lambda x, e: operator(x, 2, eps=e, dim=dim, largest=largest), scores, eps)
 
 
+@both_paths
 @pytest.mark.parametrize("operator", OPERATORS)
 @pytest.mark.parametrize("k", [1, 3, 4, 6])
 def test_masked_rows(operator, k):
@@ -59,7 +61,6 @@ def test_masked_rows(operator, k):
     check(finite, leaf(2, 6), torch.tensor(0.6, dtype=torch.float64, requires_grad=True))
 
 
-@pytest.mark.parametrize("solver", ["exact", TIGHT], ids=["exact", "sinkhorn"])
 def test_the_constant_logarithm_of_a_masked_element_moves_nothing(solver):
     """Whatever cotangent arrives at its -inf: the gradient is that with the element deleted."""
     scores, mask = leaf(6), MASK[0]
@@ -88,7 +89,6 @@ def test_sinkhorn(operator):
 
 @pytest.mark.parametrize("operator", OPERATORS)
 @pytest.mark.parametrize("normalize", ["row", "batch"])
-@pytest.mark.parametrize("solver", ["exact", TIGHT], ids=["exact", "sinkhorn"])
 def test_normalised_cost_has_a_detached_divisor(operator, normalize, solver):
     """The same gradient as with the divisor put into eps by hand."""
     scores = leaf(2, 6)
@@ -115,6 +115,7 @@ def test_third_derivative():
     assert gradcheck(second, (scores,))
 
 
+@both_paths
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_gradient_of_ties(operator):
     """At a tie the hard selection jumps; the soft one is smooth, and its gradient symmetric."""
@@ -125,6 +126,7 @@ def test_gradient_of_ties(operator):
     torch.testing.assert_close(jacobian[1, 0, 2], jacobian[2, 0, 1])
 
 
+@both_paths
 @pytest.mark.parametrize("operator", OPERATORS)
 @pytest.mark.parametrize("family", ["normal", "cauchy", "tied", "clustered"])
 def test_gradients_are_finite_and_bounded_at_every_temperature(operator, family):
@@ -150,6 +152,7 @@ def test_gradients_are_finite_and_bounded_at_every_temperature(operator, family)
             assert not second.isnan().any(), (dtype, exponent)
 
 
+@both_paths
 @pytest.mark.parametrize("operator", [soft_topk, sorted_soft_topk])
 def test_single_precision_gradients_are_right(operator):
     """Against double precision: to rounding of the largest that derivatives can be, 1 / tau."""
