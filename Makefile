@@ -76,8 +76,7 @@ clean:  ## Remove the environment, caches and build outputs; runs/ stays.
 	rm -rf $(VENV) $(BENCH_VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -type d -name __pycache__ -prune -exec rm -rf {} +
 
-# Makes the environment of the target, with the extra $(1); what an interrupted attempt has left is
-# removed first.
+# Makes the environment of the target; what an interrupted attempt has left is removed first.
 define set_up
 	@command -v $(PYTHON) >/dev/null || { \
 	  echo "There is no '$(PYTHON)' here: install Python 3.11 or run make PYTHON=/path/to/python"; exit 1; }
@@ -87,18 +86,22 @@ define set_up
 	@echo "Setting up $(@D) with $$($(PYTHON) -V); this takes a minute or two."
 	@rm -rf $(@D)
 	@$(PYTHON) -m venv $(@D)
-	@SOFTTOPK_BUILD_NATIVE=$(2) $(@D)/bin/python -m pip install \
-	  --quiet --disable-pip-version-check -c constraints.txt -e '.[$(1)]'
+	@SOFTTOPK_BUILD_NATIVE=$(BUILD) $(@D)/bin/python -m pip install \
+	  --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
 	@touch $@
 	@echo "Set-up done."
 endef
 
+$(STAMP): EXTRAS := dev
+$(STAMP): BUILD := skip
 $(STAMP): pyproject.toml constraints.txt
-	$(call set_up,dev,skip)
+	$(set_up)
 
-# With "skip" this would remove the library; with "try" it finds it up to date.
+$(PEERS): EXTRAS := bench,test
+# "skip" would remove the library that there is; "try" finds it up to date.
+$(PEERS): BUILD := try
 $(PEERS): pyproject.toml constraints.txt | $(NATIVE)
-	$(call set_up,bench,try)
+	$(set_up)
 
 $(NATIVE): $(STAMP) setup.py $(CSRC)
 	@$(BIN)/python setup.py --quiet build_ext --inplace

@@ -40,8 +40,15 @@ def check(function, *inputs):
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
-@pytest.mark.parametrize("dim", [0, -1])
-@pytest.mark.parametrize("largest", [True, False])
+@pytest.mark.parametrize(
+    ("dim", "largest"),
+    [
+        (-1, True),
+        (0, False),
+        pytest.param(-1, False, marks=pytest.mark.slow),
+        pytest.param(0, True, marks=pytest.mark.slow),
+    ],
+)
 def test_scores_and_eps(operator, dim, largest):
     eps = torch.tensor([0.5, 2.0], dtype=torch.float64, requires_grad=True)
     scores = leaf(2, 6) if dim == -1 else leaf(6, 2)
@@ -50,7 +57,7 @@ def test_scores_and_eps(operator, dim, largest):
 
 @both_paths
 @pytest.mark.parametrize("operator", OPERATORS)
-@pytest.mark.parametrize("k", [1, 3, 4, 6])
+@pytest.mark.parametrize("k", [1, pytest.param(3, marks=pytest.mark.slow), 4, 6])
 def test_masked_rows(operator, k):
     """Including rows with as many and with fewer elements than k."""
 
