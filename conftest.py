@@ -17,7 +17,7 @@ import softtopk
 # The tensors of the tests are small: more threads only wait for each other.
 torch.set_num_threads(1)
 # CI tries the same examples every time; elsewhere each run looks for new ones.
-for profile, examples in {"change": 30, "release": 100}.items():
+for profile, examples in {"change": 60, "release": 200}.items():
     settings.register_profile(
         profile, deadline=None, max_examples=examples, derandomize="CI" in os.environ
     )

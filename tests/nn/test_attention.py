@@ -461,7 +461,8 @@ def test_compiled():
     assert_close(*grads)
 
 
-@pytest.mark.parametrize("hard", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow  # test_multihead.py has one that is always run
+@pytest.mark.parametrize("hard", [False, True])
 def test_compiled_for_any_length(hard):
     torch._dynamo.reset()
     compiled = torch.compile(soft_topk_attention, fullgraph=True, dynamic=True, backend="aot_eager")
