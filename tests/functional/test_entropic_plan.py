@@ -58,7 +58,7 @@ def test_derivatives_in_everything(gradient):
     cost, mu, nu = problem(2)
     cost.requires_grad_()
     logits = [t.log().requires_grad_() for t in (mu, nu)]
-    eps = torch.tensor([0.3, 1.0], dtype=torch.float64, requires_grad=True)
+    eps = torch.tensor([1.0, 3.0], dtype=torch.float64, requires_grad=True)
 
     def function(cost, mu, nu, eps):
         mu, nu = mu.softmax(-1), nu.softmax(-1)
