@@ -1,15 +1,20 @@
-# Everything runs in .venv, which is made on first use. Start with `make help`.
+# Everything runs in .venv, which is made on first use; only the benchmark has an environment of its
+# own. Start with `make help`.
 
 VENV := .venv
 BIN := $(VENV)/bin
 # Written last, inside the environment: an interrupted set-up leaves none and starts afresh.
 STAMP := $(VENV)/.complete
-# The same for the peers of the benchmark, which nothing else needs.
-PEERS := $(VENV)/.peers
+# The peers of the benchmark are kept apart: jax, for one, warns where the tests fork.
+BENCH_VENV := .venv-bench
+PEERS := $(BENCH_VENV)/.complete
 # Likewise for the native library, which lies beside the Python files. This is not the library
 # itself: where there is no compiler there is none, and make would try again every time.
 NATIVE := $(VENV)/.native
 CSRC := $(wildcard src/softtopk/kernels/csrc/*.[ch]pp)
+# Processes of a test run.
+JOBS ?= 2
+PYTEST = $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
 OUT ?= runs/demo
 BENCH ?= --preset full
 FIGURES ?= docs/figures
@@ -19,11 +24,11 @@ ifndef PYTHON
 PYTHON := $(shell python3.11 -c '' 2>/dev/null && echo python3.11 || echo python3)
 endif
 
-.PHONY: help demo test check lint format bench figures native wheel clean
+.PHONY: help demo test test-all check lint format bench figures native wheel clean
 
 help:  ## Print this list.
 	@echo "make TARGET, where TARGET is one of"
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-10s %s\n", $$1, $$2}'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-10s %s\n", $$1, $$2}'
 	@echo "PYTHON=... chooses the interpreter (3.10 or newer; the pinned versions are for 3.11)."
 
 demo: $(NATIVE)  ## Compare kNN classifiers on digits, and draw their features (OUT=runs/demo).
@@ -31,8 +36,11 @@ demo: $(NATIVE)  ## Compare kNN classifiers on digits, and draw their features (
 	@$(BIN)/softtopk knn train --data digits --method all --threads 1 --out "$(OUT)" --resume
 	@$(BIN)/softtopk knn plot "$(OUT)"
 
-test: $(NATIVE)  ## Run the tests and the doctests, except the slow ones.
-	@$(BIN)/python -m pytest
+test: $(NATIVE)  ## Run the tests and the doctests, about 5 minutes (JOBS=2 processes).
+	@$(PYTEST)
+
+test-all: $(NATIVE)  ## Run also what only a release needs: the oracles' own tests, more examples.
+	@$(PYTEST) -m "" --hypothesis-profile release
 
 check: lint test  ## Everything a change has to pass: lint, then test.
 
@@ -49,7 +57,7 @@ format: $(STAMP)  ## Format the code and apply the safe lint fixes.
 
 bench: $(PEERS) $(NATIVE)  ## Compare with every peer, about 15 minutes (BENCH='--preset quick' for 2).
 	@mkdir -p runs
-	@$(BIN)/softtopk bench --out runs/bench $(BENCH)
+	@$(BENCH_VENV)/bin/softtopk bench --out runs/bench $(BENCH)
 
 figures: $(NATIVE)  ## Draw the figures of the docs anew, half a minute (FIGURES=docs/figures).
 	@$(BIN)/softtopk figures --out "$(FIGURES)"
@@ -65,27 +73,35 @@ wheel: $(STAMP)  ## Build sdist and wheel into dist/ and try them without a comp
 
 clean:  ## Remove the environment, caches and build outputs; runs/ stays.
 	rm -f $(addprefix src/softtopk/kernels/,_native.so _native.dll _not_built.txt)
-	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(BENCH_VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -type d -name __pycache__ -prune -exec rm -rf {} +
 
-$(STAMP): pyproject.toml constraints.txt
+# Makes the environment of the target; what an interrupted attempt has left is removed first.
+define set_up
 	@command -v $(PYTHON) >/dev/null || { \
 	  echo "There is no '$(PYTHON)' here: install Python 3.11 or run make PYTHON=/path/to/python"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
 	  echo "softtopk needs Python 3.10 or newer, '$(PYTHON)' is $$($(PYTHON) -V 2>&1):" \
 	    "run make PYTHON=/path/to/python"; exit 1; }
-	@echo "Setting up $(VENV) with $$($(PYTHON) -V); this takes a minute or two."
-	@rm -rf $(VENV)
-	@$(PYTHON) -m venv $(VENV)
-	@SOFTTOPK_BUILD_NATIVE=skip \
-	  $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@echo "Setting up $(@D) with $$($(PYTHON) -V); this takes a minute or two."
+	@rm -rf $(@D)
+	@$(PYTHON) -m venv $(@D)
+	@SOFTTOPK_BUILD_NATIVE=$(BUILD) $(@D)/bin/python -m pip install \
+	  --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
 	@touch $@
 	@echo "Set-up done."
+endef
 
-$(PEERS): $(STAMP)
-	@echo "Installing the peers of the benchmark."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
-	@touch $@ $(NATIVE)  # which this has built too
+$(STAMP): EXTRAS := dev
+$(STAMP): BUILD := skip
+$(STAMP): pyproject.toml constraints.txt
+	$(set_up)
+
+$(PEERS): EXTRAS := bench,test
+# "skip" would remove the library that there is; "try" finds it up to date.
+$(PEERS): BUILD := try
+$(PEERS): pyproject.toml constraints.txt | $(NATIVE)
+	$(set_up)
 
 $(NATIVE): $(STAMP) setup.py $(CSRC)
 	@$(BIN)/python setup.py --quiet build_ext --inplace

@@ -10,16 +10,18 @@ import pytest
 import torch
 from defaults import default_dtype
 from hypothesis import settings
+from paths import path, solver  # noqa: F401
 
 import softtopk
 
 # The tensors of the tests are small: more threads only wait for each other.
 torch.set_num_threads(1)
 # CI tries the same examples every time; elsewhere each run looks for new ones.
-settings.register_profile(
-    "softtopk", deadline=None, max_examples=60, derandomize="CI" in os.environ
-)
-settings.load_profile("softtopk")
+for profile, examples in {"change": 60, "release": 200}.items():
+    settings.register_profile(
+        profile, deadline=None, max_examples=examples, derandomize="CI" in os.environ
+    )
+settings.load_profile("change")
 
 
 @pytest.fixture(autouse=True)

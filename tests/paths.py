@@ -1,17 +1,40 @@
-"""Runs the tests of a folder on both paths: its conftest.py imports the fixture."""
+"""The ways to compute the operators: the native library, plain PyTorch operations, and Sinkhorn."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
-from softtopk import kernels
+from softtopk import Sinkhorn, kernels
 
 
-@pytest.fixture(autouse=True, params=["native", "plain"])
-def path(request):
-    """The kernels that the operators use; a test asks for it if its bounds depend on it."""
-    if request.param == "plain":
+@contextmanager
+def taking(path: str) -> Iterator[None]:
+    """The exact solver takes this path, "native" or "plain"."""
+    if path == "plain":
         with kernels.plain():
-            yield request.param
+            yield
     elif kernels.status().active:
-        yield request.param
+        yield
     else:
         pytest.skip(f"no native library: {kernels.status().reason}")
+
+
+@pytest.fixture(params=["native", "plain"])
+def path(request):
+    with taking(request.param):
+        yield request.param
+
+
+#: Runs a test on each path. For tests whose results could differ between them.
+both_paths = pytest.mark.usefixtures("path")
+
+
+@pytest.fixture(params=["native", "plain", "sinkhorn"])
+def solver(request):
+    """Every solver: the exact one on each path, and Sinkhorn's algorithm, which has one path."""
+    if request.param == "sinkhorn":
+        yield Sinkhorn(max_iter=20_000, tol=1e-13)
+    else:
+        with taking(request.param):
+            yield "exact"

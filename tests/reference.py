@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from copy import deepcopy
+from functools import lru_cache, wraps
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -49,6 +51,21 @@ def _tau(eps: float, scale: float) -> np.longdouble:
 # ----------------------------------------------------------------------------------------- unsorted
 
 
+def _computed_once(oracle: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep the last results for a row of float64 scores: most are asked for once for each path."""
+
+    @lru_cache(maxsize=1000)
+    def result(row: bytes, *arguments: float) -> Any:
+        return oracle(np.frombuffer(row), *arguments)
+
+    @wraps(oracle)
+    def copy(x: ArrayLike, *arguments: float) -> Any:
+        return deepcopy(result(_row(x).tobytes(), *arguments))
+
+    return copy
+
+
+@_computed_once
 def soft_topk(x: ArrayLike, k: float, eps: float, scale: float = 1.0) -> tuple[Array, float]:
     """Soft indicator of the k largest scores: ``(n,) -> (n,)``, and its threshold.
 
@@ -66,6 +83,7 @@ def soft_topk(x: ArrayLike, k: float, eps: float, scale: float = 1.0) -> tuple[A
     return np.asarray(expit(d - u), dtype=np.float64), float(centre + tau * u)
 
 
+@_computed_once
 def log_soft_topk(x: ArrayLike, k: float, eps: float, scale: float = 1.0) -> Array:
     """Logarithm of `soft_topk`, right also where A underflows: ``(n,) -> (n,)``.
 
@@ -147,6 +165,7 @@ def _excess(d: Real, u: np.floating[Any], k: float) -> np.floating[Any]:
 # ------------------------------------------------------------------------------------------- sorted
 
 
+@_computed_once
 def sorted_soft_topk(x: ArrayLike, k: int, eps: float, scale: float = 1.0) -> Array:
     """Soft indicators of ranks 1 to k, largest first: ``(n,) -> (n, k)``.
 

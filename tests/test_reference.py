@@ -10,6 +10,8 @@ import torch
 from reference import Array
 from torch import Tensor
 
+pytestmark = pytest.mark.slow
+
 FAMILIES = sorted(reference.score_families(np.random.default_rng(0), 2))
 PAPER = np.array([0.4, 0.7, 2.3, 1.9, -0.2, 1.4, 0.1])
 

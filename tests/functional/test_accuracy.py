@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import reference
 import torch
+from paths import both_paths
 
 from softtopk import (
     ConvergenceWarning,
@@ -24,6 +25,22 @@ from softtopk.functional._unsorted import solve_offset
 FAMILIES = ["normal", "uniform", "cauchy", "tied", "clustered", "logsoftmax"]
 
 
+def cases(names, *sizes, large):
+    """All families in all sizes; in the large one, those without heavy tails wait for a release."""
+    slow = [pytest.mark.slow]
+    return pytest.mark.parametrize(
+        names,
+        [
+            pytest.param(family, *size, marks=slow if size == large and family != "cauchy" else [])
+            for size in sizes
+            for family in FAMILIES
+        ],
+    )
+
+
+every_length = cases(("family", "n"), (2,), (10,), (1000,), (100_000,), large=(100_000,))
+
+
 def scores_of(family, n, dtype, seed=0):
     """Scores in ``dtype``, and their spread: temperatures are stated in units of it."""
     scores = torch.tensor(reference.score_families(np.random.default_rng(seed), n)[family])
@@ -35,8 +52,8 @@ def error(result, truth):
     return float((result.double() - torch.as_tensor(truth, dtype=torch.float64)).abs().max())
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("n", [2, 10, 1000, 100_000])
+@both_paths
+@every_length
 def test_unsorted_values(family, n):
     for dtype, tolerance in ((torch.float32, 1e-6), (torch.float64, 1e-12)):
         scores, spread = scores_of(family, n, dtype)
@@ -48,8 +65,7 @@ def test_unsorted_values(family, n):
                 assert error(result, truth) <= tolerance, (dtype, k, temperature)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("n", [2, 10, 1000, 100_000])
+@every_length
 def test_unsorted_steps(family, n):
     """At most 12 iterations are promised; Newton on the logarithm of the leaks takes half."""
     for dtype in (torch.float32, torch.float64):
@@ -64,6 +80,7 @@ def test_unsorted_steps(family, n):
                 assert steps <= 6, (dtype, k, exponent)
 
 
+@both_paths
 @pytest.mark.parametrize("k", [0.25, 1.5, 3, 6.999])
 def test_fractional_k(k):
     scores, _ = scores_of("normal", 9, torch.float64)
@@ -72,6 +89,7 @@ def test_fractional_k(k):
     assert error(topk_threshold(scores, k, eps=0.3), threshold) <= 1e-13
 
 
+@both_paths
 def test_k_and_eps_per_row():
     scores = torch.randn(4, 3, 11, dtype=torch.float64)
     k = torch.tensor([[1.0], [2.5], [7.0], [10.9]], dtype=torch.float64)
@@ -83,6 +101,7 @@ def test_k_and_eps_per_row():
             assert error(result[i, j], truth) <= 1e-13
 
 
+@both_paths
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("eps", [1e-4, 0.1, 10.0])
 def test_log_values_also_where_they_underflow(dtype, eps):
@@ -96,6 +115,7 @@ def test_log_values_also_where_they_underflow(dtype, eps):
         assert truth.min() < np.log(torch.finfo(dtype).tiny)
 
 
+@both_paths
 def test_threshold_is_the_quantile_when_cold():
     scores = torch.randn(5, 20, dtype=torch.float64)
     ordered = scores.sort(dim=-1, descending=True).values
@@ -105,8 +125,12 @@ def test_threshold_is_the_quantile_when_cold():
     torch.testing.assert_close(flipped, -middle)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(("n", "k"), [(2, 1), (10, 3), (40, 40), (100, 64), (1000, 64), (2000, 5)])
+@both_paths
+@cases(
+    ("family", "n", "k"),
+    *((2, 1), (10, 3), (40, 40), (100, 64), (2000, 5), (1000, 64)),
+    large=(1000, 64),
+)
 def test_sorted_values(family, n, k):
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.float64, 1e-9)):
         scores, spread = scores_of(family, n, dtype)
@@ -141,6 +165,7 @@ def test_sorted_steps(family, dtype):
                 assert found.steps <= 6, (n, k, seed, exponent)
 
 
+@both_paths
 def test_the_roundings_of_many_thresholds_do_not_add_up():
     for scores, eps in ((torch.full((400,), 3.0), 1e-3), (torch.randn(2000), 1e3)):
         ranks = sorted_soft_topk(scores, 64, eps=eps)
@@ -164,6 +189,7 @@ def test_the_fallback_of_the_sorted_solver(monkeypatch):
     assert error(result, reference.sorted_soft_topk(scores.numpy(), 5, 1.0)) <= 1e-9
 
 
+@both_paths
 def test_sorted_with_one_rank_is_unsorted():
     scores = torch.randn(6, 30, dtype=torch.float64)
     sorted_one = sorted_soft_topk(scores, 1, eps=0.4).squeeze(-1)
@@ -191,6 +217,7 @@ def test_exact_solvers_agree_with_converged_sinkhorn(normalize, largest):
         torch.testing.assert_close(exact, sinkhorn, rtol=1e-9, atol=1e-10)
 
 
+@both_paths
 @pytest.mark.parametrize("largest", [True, False])
 def test_normalised_cost_is_the_papers(largest):
     """Row and batch divisors against the cost matrix written out, solved by the oracle."""

@@ -11,15 +11,14 @@ from softtopk import (
     entropic_plan,
     log_soft_topk,
     soft_topk,
+    soft_topk_softmax,
     sorted_soft_topk,
     topk_threshold,
 )
 
 X = torch.randn(3, 5)
-ALL = [soft_topk, log_soft_topk, topk_threshold, sorted_soft_topk]
 
 
-@pytest.mark.parametrize("operator", ALL)
 @pytest.mark.parametrize(
     ("change", "kind", "message"),
     [
@@ -59,13 +58,42 @@ ALL = [soft_topk, log_soft_topk, topk_threshold, sorted_soft_topk]
         ({"solver": "newton"}, ValueError, r"solver must be 'exact', 'sinkhorn' .* got 'newton'"),
     ],
 )
-def test_operators(operator, change, kind, message):
-    arguments = {"scores": X, "k": 2, **change}
+def test_every_check(change, kind, message):
+    """The operators share their checks: here all of them, below each argument of the others."""
     with pytest.raises(kind, match=message):
-        operator(arguments.pop("scores"), arguments.pop("k"), **arguments)
+        soft_topk(**{"scores": X, "k": 2, **change})
 
 
-@pytest.mark.parametrize("operator", [soft_topk, log_soft_topk, topk_threshold])
+@pytest.mark.parametrize(
+    "operator", [log_soft_topk, topk_threshold, soft_topk_softmax, sorted_soft_topk]
+)
+def test_every_argument(operator):
+    for name, wrong, kind in (
+        ("scores", X.int(), TypeError),
+        ("scores", torch.randn(3, 0), ValueError),
+        ("k", 6, ValueError),
+        ("k", -1, ValueError),
+        ("k", True, TypeError),
+        ("eps", 0.0, ValueError),
+        ("eps", "0.1", TypeError),
+        ("eps", torch.tensor([0.1, 0.0, 1]), ValueError),
+        ("eps", torch.ones(4), ValueError),
+        ("dim", 2, ValueError),
+        ("mask", X, TypeError),
+        ("mask", torch.ones(4).bool(), ValueError),
+        ("normalize", "rows", ValueError),
+        ("solver", "newton", ValueError),
+    ):
+        with pytest.raises(kind, match=rf"^{name}\b"):
+            operator(**{"scores": X, "k": 2, name: wrong})
+
+
+@pytest.mark.parametrize("operator", [log_soft_topk, topk_threshold, sorted_soft_topk])
+def test_largest(operator):
+    with pytest.raises(TypeError, match="largest must be True or False, got 1"):
+        operator(X, 2, largest=1)
+
+
 @pytest.mark.parametrize(
     ("k", "kind", "message"),
     [
@@ -77,9 +105,10 @@ def test_operators(operator, change, kind, message):
         (torch.tensor([True, False, True]), TypeError, r"k must be an integer or floating tensor"),
     ],
 )
-def test_k_of_the_unsorted_operators(operator, k, kind, message):
-    with pytest.raises(kind, match=message):
-        operator(X, k)
+def test_k_of_the_unsorted_operators(k, kind, message):
+    for operator in (soft_topk, log_soft_topk, topk_threshold, soft_topk_softmax):
+        with pytest.raises(kind, match=message):
+            operator(X, k)
 
 
 @pytest.mark.parametrize("k", [2.0, torch.tensor(2)])

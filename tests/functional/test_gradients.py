@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import reference
 import torch
+from paths import both_paths
 from torch.autograd import gradcheck, gradgradcheck
 
 from softtopk import (
@@ -39,16 +40,24 @@ def check(function, *inputs):
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
-@pytest.mark.parametrize("dim", [0, -1])
-@pytest.mark.parametrize("largest", [True, False])
+@pytest.mark.parametrize(
+    ("dim", "largest"),
+    [
+        (-1, True),
+        (0, False),
+        pytest.param(-1, False, marks=pytest.mark.slow),
+        pytest.param(0, True, marks=pytest.mark.slow),
+    ],
+)
 def test_scores_and_eps(operator, dim, largest):
     eps = torch.tensor([0.5, 2.0], dtype=torch.float64, requires_grad=True)
     scores = leaf(2, 6) if dim == -1 else leaf(6, 2)
     check(lambda x, e: operator(x, 2, eps=e, dim=dim, largest=largest), scores, eps)
 
 
+@both_paths
 @pytest.mark.parametrize("operator", OPERATORS)
-@pytest.mark.parametrize("k", [1, 3, 4, 6])
+@pytest.mark.parametrize("k", [1, pytest.param(3, marks=pytest.mark.slow), 4, 6])
 def test_masked_rows(operator, k):
     """Including rows with as many and with fewer elements than k."""
 
@@ -59,7 +68,6 @@ def test_masked_rows(operator, k):
     check(finite, leaf(2, 6), torch.tensor(0.6, dtype=torch.float64, requires_grad=True))
 
 
-@pytest.mark.parametrize("solver", ["exact", TIGHT], ids=["exact", "sinkhorn"])
 def test_the_constant_logarithm_of_a_masked_element_moves_nothing(solver):
     """Whatever cotangent arrives at its -inf: the gradient is that with the element deleted."""
     scores, mask = leaf(6), MASK[0]
@@ -77,18 +85,17 @@ def test_the_constant_logarithm_of_a_masked_element_moves_nothing(solver):
 @pytest.mark.parametrize("solver", ["exact", TIGHT], ids=["exact", "sinkhorn"])
 def test_k(operator, solver):
     k = torch.tensor([1.3, 3.0], dtype=torch.float64, requires_grad=True)
-    check(lambda x, k: operator(x, k, eps=1.5, solver=solver), leaf(2, 6), k)
+    check(lambda x, k: operator(x, k, eps=3.0, solver=solver), leaf(2, 6), k)
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_sinkhorn(operator):
-    eps = torch.tensor([1.0, 2.0], dtype=torch.float64, requires_grad=True)
+    eps = torch.tensor([3.0, 5.0], dtype=torch.float64, requires_grad=True)
     check(lambda x, e: operator(x, 2, eps=e, solver=TIGHT), leaf(2, 6), eps)
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
 @pytest.mark.parametrize("normalize", ["row", "batch"])
-@pytest.mark.parametrize("solver", ["exact", TIGHT], ids=["exact", "sinkhorn"])
 def test_normalised_cost_has_a_detached_divisor(operator, normalize, solver):
     """The same gradient as with the divisor put into eps by hand."""
     scores = leaf(2, 6)
@@ -115,6 +122,7 @@ def test_third_derivative():
     assert gradcheck(second, (scores,))
 
 
+@both_paths
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_gradient_of_ties(operator):
     """At a tie the hard selection jumps; the soft one is smooth, and its gradient symmetric."""
@@ -125,6 +133,7 @@ def test_gradient_of_ties(operator):
     torch.testing.assert_close(jacobian[1, 0, 2], jacobian[2, 0, 1])
 
 
+@both_paths
 @pytest.mark.parametrize("operator", OPERATORS)
 @pytest.mark.parametrize("family", ["normal", "cauchy", "tied", "clustered"])
 def test_gradients_are_finite_and_bounded_at_every_temperature(operator, family):
@@ -150,6 +159,7 @@ def test_gradients_are_finite_and_bounded_at_every_temperature(operator, family)
             assert not second.isnan().any(), (dtype, exponent)
 
 
+@both_paths
 @pytest.mark.parametrize("operator", [soft_topk, sorted_soft_topk])
 def test_single_precision_gradients_are_right(operator):
     """Against double precision: to rounding of the largest that derivatives can be, 1 / tau."""

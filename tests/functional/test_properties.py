@@ -7,6 +7,7 @@ import pytest
 import reference
 import torch
 from hypothesis import assume, example, given
+from paths import both_paths
 from torch.testing import assert_close
 
 from softtopk import log_soft_topk, soft_topk, sorted_soft_topk, topk_threshold
@@ -25,6 +26,7 @@ def problems(draw, max_size=12):
     return torch.tensor(values, dtype=torch.float64), k, eps
 
 
+@both_paths
 @given(problems())
 def test_unsorted_is_a_soft_selection(problem):
     scores, k, eps = problem
@@ -37,6 +39,7 @@ def test_unsorted_is_a_soft_selection(problem):
     assert_close(soft, torch.tensor(truth), rtol=0, atol=1e-12)
 
 
+@both_paths
 @given(problems())
 def test_sorted_is_a_soft_ranking(problem):
     scores, k, eps = problem
@@ -69,6 +72,7 @@ def test_shift_invariance(problem, shift):
     assert_close(moved, topk_threshold(scores, k, eps=eps), rtol=1e-9, atol=1e-9)
 
 
+@both_paths
 @given(problems())
 def test_smallest_is_largest_of_the_negative(problem):
     scores, k, eps = problem
@@ -79,6 +83,7 @@ def test_smallest_is_largest_of_the_negative(problem):
     assert_close(soft_topk(scores, k, eps=eps, largest=False), 1 - rest, rtol=0, atol=1e-12)
 
 
+@both_paths
 @given(problems(), st.data())
 def test_masked_is_deleted(problem, data):
     scores, k, eps = problem
@@ -99,6 +104,7 @@ def test_masked_is_deleted(problem, data):
 SPECIAL = st.sampled_from([0.0, -0.0, 1.0, math.inf, -math.inf, 1e30, -1e30, 1e-30, 3e38, -3e38])
 
 
+@both_paths
 @given(
     st.lists(SPECIAL | FINITE, min_size=1, max_size=8),
     st.data(),
@@ -122,6 +128,7 @@ def test_no_nan_out_of_anything_but_nan(values, data, eps, normalize):
             assert not any(grad.isnan().any() for grad in grads)
 
 
+@both_paths
 @given(problems())
 def test_cold_limit_is_topk(problem):
     scores, k, _ = problem
@@ -162,6 +169,7 @@ def test_theorem_2_the_bias_is_bounded(problem):
     assert bias <= eps * (math.log(n) + math.log(2)) / (n * gap)
 
 
+@both_paths
 @given(problems())
 def test_the_threshold_defines_the_selection(problem):
     scores, k, eps = problem
@@ -193,6 +201,7 @@ def test_the_papers_illustration_of_the_sorted_operator():
     assert_close(ranks, expected, rtol=0, atol=1e-8)
 
 
+@both_paths
 @pytest.mark.parametrize("operator", [soft_topk, sorted_soft_topk])
 def test_hot_limit_is_uniform(operator):
     result = operator(SEVEN, 3, eps=1e9)

@@ -8,6 +8,7 @@ import reference
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from paths import both_paths
 from torch.autograd import gradcheck, gradgradcheck
 from torch.func import grad, jacfwd, jacrev, vmap
 from torch.testing import assert_close
@@ -43,6 +44,7 @@ def gradient_of_row(x, k, eps, weight):
     return torch.autograd.grad(w, x, weight)[0]
 
 
+@both_paths
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("eps", [1e-6, 1e-3, 0.1, 1.0, 30.0])
 @pytest.mark.parametrize(("n", "k"), [(2, 1), (7, 3), (40, 1), (40, 39), (300, 5), (300, 2.5)])
@@ -54,6 +56,7 @@ def test_against_the_oracle(n, k, eps, dtype):
     assert_close(found.double(), torch.from_numpy(truth), rtol=0, atol=tolerance)
 
 
+@both_paths
 @pytest.mark.parametrize("eps", [0.01, 0.1, 1.0, 30.0])
 @pytest.mark.parametrize(("n", "k"), [(2, 1), (7, 3), (40, 5), (300, 20)])
 def test_gradients_against_the_oracle(n, k, eps):
@@ -64,6 +67,7 @@ def test_gradients_against_the_oracle(n, k, eps):
     assert_close(eps * found, eps * torch.stack(truth), rtol=0, atol=1e-11)
 
 
+@both_paths
 @given(data=st.data())
 def test_masks_and_special_values(data):
     n = data.draw(st.integers(1, 12), "n")
@@ -82,6 +86,7 @@ def test_masks_and_special_values(data):
     assert (slope[deleted == -INF] == 0).all()
 
 
+@both_paths
 @pytest.mark.parametrize("eps", [1e-3, 1.0])
 def test_a_row_of_at_most_k_elements_has_its_softmax(eps):
     scores = randn(4, 6, seed=2)
@@ -93,6 +98,7 @@ def test_a_row_of_at_most_k_elements_has_its_softmax(eps):
     assert (found[3] == 0).all()
 
 
+@both_paths
 @pytest.mark.parametrize("hard", [False, True])
 def test_a_row_of_nothing_is_zero_and_has_no_gradient(hard):
     scores = torch.tensor([[-INF] * 3, [1.0, 2.0, 3.0]], requires_grad=True)
@@ -104,6 +110,7 @@ def test_a_row_of_nothing_is_zero_and_has_no_gradient(hard):
     assert (slope[1] != 0).all()
 
 
+@both_paths
 def test_nan_stays_in_its_row():
     scores = randn(3, 20)
     scores[1, 7], scores[2, 0] = math.nan, INF  # which torch.softmax makes NaN of too
@@ -112,6 +119,7 @@ def test_nan_stays_in_its_row():
     assert_close(weights[0], soft_topk_softmax(scores[0], 2, eps=0.5))
 
 
+@both_paths
 def test_nothing_to_select():
     assert (soft_topk_softmax(torch.randn(2, 4), 0) == 0).all()
 
@@ -131,6 +139,7 @@ def test_derivatives():
         assert gradgradcheck(function, inputs)
 
 
+@both_paths
 @pytest.mark.parametrize("eps", [0.05, 0.5])
 def test_hard_weights(eps):
     scores = randn(5, 20).requires_grad_()
@@ -147,6 +156,7 @@ def test_hard_weights(eps):
         assert_close(soft_topk_softmax(scores, 4, eps=eps, hard=True), expected.detach())
 
 
+@both_paths
 @given(data=st.data())
 def test_hard_weights_of_special_values(data):
     """Exactly k elements, none of them below one that is left out, with their softmax."""
@@ -164,6 +174,7 @@ def test_hard_weights_of_special_values(data):
     assert_close(whole.sort().values, torch.zeros(n).scatter(0, places, weights).sort().values)
 
 
+@both_paths
 @pytest.mark.parametrize("k", [1, 7, 300, 20_001])
 def test_hard_weights_of_long_rows(k):
     scores = randn(2, 20_001).float()
@@ -174,6 +185,7 @@ def test_hard_weights_of_long_rows(k):
     assert_close(weights, scores.gather(1, places).softmax(1), rtol=1e-5, atol=1e-7)
 
 
+@both_paths
 def test_the_options_of_the_selection():
     scores = randn(2, 6)
     for options in (
@@ -218,6 +230,7 @@ def test_compile(hard):
     assert_close(*slopes)
 
 
+@both_paths
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision(dtype):
     scores = randn(4, 50).to(dtype).requires_grad_()

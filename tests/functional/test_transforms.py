@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from paths import both_paths
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import hessian, jacfwd, jacrev, jvp, vmap
 from torch.testing import assert_close
@@ -88,6 +89,7 @@ def test_forward_over_reverse(operator):
     assert_close(hessian(loss)(scores), jacrev(jacrev(loss))(scores))
 
 
+@both_paths
 def test_jvp_with_tangents_of_every_argument():
     inputs = randn(2, 6), torch.tensor([1.5, 3.0]).double(), torch.tensor([0.4, 2.0]).double()
     tangents = randn(2, 6, seed=1), randn(2, seed=2), randn(2, seed=3)
@@ -105,32 +107,52 @@ def test_jvp_with_tangents_of_every_argument():
     assert_close(tangent, (ahead - behind) / (2 * step), rtol=1e-7, atol=1e-8)
 
 
+def assert_compiles(function, *inputs, wanted, **options):
+    """In one graph, with the values and the gradients in ``wanted`` of the function itself."""
+    torch._dynamo.reset()
+    compiled = torch.compile(function, fullgraph=True, **options)
+    results = [f(*inputs) for f in (function, compiled)]
+    assert_close(*results)
+    weight = randn(*results[0].shape, seed=2)
+    assert_close(*(torch.autograd.grad(result, wanted, weight) for result in results))
+
+
+def compile_in_one_graph(operators, options, backend):
+    scores, mask = randn(5, 6).requires_grad_(), randn(5, 6, seed=1) > -1
+
+    def function(x, m):
+        results = [operator(x, 2, mask=m, **options) for operator in operators]
+        return torch.cat([torch.where(y.isfinite(), y, 0.0).flatten() for y in results])
+
+    assert_compiles(function, scores, mask, wanted=scores, backend=backend)
+
+
 @pytest.mark.parametrize("operator", OPERATORS)
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param({}, id="plain"),
+        pytest.param({}, id="exact"),
         pytest.param({"normalize": "row", "largest": False, "dim": 0}, id="options"),
         pytest.param({"solver": "sinkhorn", "eps": 2.0}, id="sinkhorn"),
     ],
 )
-def test_compile_in_one_graph(operator, options):
-    torch._dynamo.reset()
-    scores, mask = randn(5, 6).requires_grad_(), randn(5, 6, seed=1) > -1
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_compile_in_one_graph(operator, options, backend):
+    compile_in_one_graph([operator], options, backend)
 
-    def function(x, m):
-        result = operator(x, 2, mask=m, **options)
-        return torch.where(result.isfinite(), result, 0.0)
 
-    compiled = torch.compile(function, fullgraph=True)
-    results = [f(scores, mask) for f in (function, compiled)]
-    assert_close(*results)
-    grads = [torch.autograd.grad(result.square().sum(), scores)[0] for result in results]
-    assert_close(*grads)
+@pytest.mark.parametrize(
+    ("operators", "options"),
+    [
+        pytest.param([soft_topk, sorted_soft_topk], {}, id="exact"),
+        pytest.param([soft_topk], {"solver": "sinkhorn", "eps": 2.0}, id="sinkhorn"),
+    ],
+)
+def test_compile_by_the_default_backend(operators, options):
+    compile_in_one_graph(operators, options, "inductor")
 
 
 def test_compile_hard_with_tensors_for_k_and_eps():
-    torch._dynamo.reset()
     scores = randn(5, 6).requires_grad_()
     k = torch.rand(5).double().requires_grad_()
     eps = torch.rand(5).double().add(0.1).requires_grad_()
@@ -138,12 +160,8 @@ def test_compile_hard_with_tensors_for_k_and_eps():
     def function(x, k, eps):
         return soft_topk(x, 4 * k, eps=eps, hard=True)
 
-    compiled = torch.compile(function, fullgraph=True)
-    results = [f(scores, k, eps) for f in (function, compiled)]
-    assert_close(*results)
-    weight = randn(5, 6, seed=2)
-    grads = [torch.autograd.grad((weight * r).sum(), (scores, k, eps)) for r in results]
-    assert_close(*grads)
+    wanted = scores, k, eps
+    assert_compiles(function, *wanted, wanted=wanted, backend="aot_eager")
 
 
 @pytest.mark.parametrize("operator", [soft_topk, sorted_soft_topk])
@@ -153,7 +171,7 @@ def test_compile_with_dynamic_shapes(operator):
     def function(x):
         return operator(x, x.shape[-1] // 2)
 
-    compiled = torch.compile(function, fullgraph=True, dynamic=True)
+    compiled = torch.compile(function, fullgraph=True, dynamic=True, backend="aot_eager")
     for shape in ((3, 8), (5, 12), (2, 7)):
         scores = randn(*shape).requires_grad_()
         results = [f(scores) for f in (function, compiled)]
@@ -206,6 +224,7 @@ def test_sinkhorn_warns_inside_compile():
         compiled(randn(3, 8))
 
 
+@both_paths
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_autocast_changes_nothing(operator):
     """The products in the sorted solver would lose all accuracy in bfloat16."""
@@ -278,6 +297,7 @@ def saved_bytes(function):
     return sum(storages.values()), result.numel() * result.element_size()
 
 
+@both_paths
 @pytest.mark.parametrize("eps_grad", [False, True])
 @pytest.mark.parametrize("operator", [soft_topk, log_soft_topk, sorted_soft_topk])
 def test_at_most_two_outputs_are_kept_for_backward(operator, eps_grad):
@@ -303,6 +323,7 @@ def test_memory_of_the_implicit_gradient_does_not_grow_with_the_iterations():
     assert unrolled[1] > 5 * unrolled[0] > 5 * implicit[0]
 
 
+@both_paths
 def test_nothing_is_kept_without_a_gradient():
     saved, _ = saved_bytes(lambda: soft_topk(torch.randn(8, 9), 2, eps=math.pi))
     assert saved == 0

@@ -747,6 +747,7 @@ def test_copies_of_a_config(way: str) -> None:
     assert implementations(AutoModel.from_config(copied)) == {"soft_topk"}
 
 
+@pytest.mark.slow
 def test_a_process_that_does_not_import_the_integration(tmp_path: Path) -> None:
     """It cannot have the attention: transformers refuses the model, unless another is asked for."""
     use_soft_topk(build("llama", "sdpa"), topk=3).save_pretrained(tmp_path)

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import _ctypes
-import json
-import os
 import shutil
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -167,28 +163,19 @@ def test_threads_load_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen == [outcome.status] * 8
 
 
-def info(value: str, *arguments: str) -> str:
-    """What `softtopk info` prints in a process that is started with this value."""
-    environment = {**os.environ, _library.VARIABLE: value}
-    command = [sys.executable, "-m", "softtopk", "info", *arguments]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
-    return run.stdout
+def test_info_obeys_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(_library.VARIABLE, "off")
+    last = cli._describe(_environment.collect()).splitlines()[-1]
+    assert last.split(maxsplit=1) == ["kernels:", "plain PyTorch operations: SOFTTOPK_NATIVE=off"]
 
 
-def test_info_obeys_the_variable() -> None:
-    assert info("off").splitlines()[-1].split(maxsplit=1) == [
-        "kernels:",
-        "plain PyTorch operations: SOFTTOPK_NATIVE=off",
-    ]
-
-
-def test_info_tells_of_an_error_instead_of_failing() -> None:
-    native = json.loads(info("nonsense", "--json"))["native"]
-    assert native["error"]
-    assert not native["active"]
-    assert native["instruction_set"] is None
-    assert "not 'nonsense'" in native["reason"]
+def test_info_tells_of_an_error_instead_of_failing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(_library.VARIABLE, "nonsense")
+    native = _environment.collect().native
+    assert native.error
+    assert not native.active
+    assert native.instruction_set is None
+    assert "not 'nonsense'" in native.reason
 
 
 @pytest.mark.parametrize(

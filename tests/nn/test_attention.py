@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from paths import both_paths
 from torch.func import grad, jvp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.testing import assert_close
@@ -74,6 +75,7 @@ MASKS = [
 # ---------------------------------------------------------------------------------------- values
 
 
+@both_paths
 @pytest.mark.parametrize("bias", MASKS)
 @pytest.mark.parametrize(("topk", "eps"), [(1, 1.0), (3, 0.01), (3, 1.0), (6, 100.0), (7, 1.0)])
 @pytest.mark.parametrize("normalize", [None, "row"])
@@ -91,6 +93,7 @@ def test_values(bias, topk, eps, normalize):
         assert_close(found, expected, rtol=1e-9, atol=1e-12)
 
 
+@both_paths
 @pytest.mark.parametrize("bias", MASKS)
 @pytest.mark.parametrize("topk", [1, 3, 6])
 @pytest.mark.parametrize("gradients", [False, True])
@@ -108,6 +111,7 @@ def test_hard(bias, topk, gradients):
     assert found[0].requires_grad == gradients
 
 
+@both_paths
 def test_hard_has_the_gradient_of_the_soft():
     query, key, value = (x.requires_grad_() for x in inputs(2, 3))
     hard, weights = soft_topk_attention(query, key, value, 2, hard=True, need_weights=True)
@@ -118,6 +122,7 @@ def test_hard_has_the_gradient_of_the_soft():
     assert_close(found, (*through_weights, weights.detach().mT @ upstream))
 
 
+@both_paths
 def test_hard_reads_no_other_values():
     query, key, value = inputs(2, 3, length=1)
     best = (query @ key.mT).topk(3).indices.mT
@@ -128,6 +133,7 @@ def test_hard_reads_no_other_values():
     assert_close(output, weights @ chosen)
 
 
+@both_paths
 @pytest.mark.parametrize("gradients", [False, True])
 def test_hard_keeps_as_many_among_equals(gradients):
     query, key, value = inputs(2, 3)
@@ -138,6 +144,7 @@ def test_hard_keeps_as_many_among_equals(gradients):
     assert_close(output, weights @ value)
 
 
+@both_paths
 def test_mask_of_the_lowest_finite_number_is_like_minus_infinity():
     query, key, value = inputs(2, 3, dtype=torch.float32)
     lowest = torch.zeros(5, 7).masked_fill(CAUSAL < 0, torch.finfo(torch.float32).min)
@@ -154,6 +161,7 @@ def test_scale():
     )
 
 
+@both_paths
 def test_eps_per_head_and_per_query():
     query, key, value = inputs(2, 3)
     for eps in (torch.tensor([0.1, 1.0, 5.0]).double()[:, None], randn(2, 3, 5, seed=6).exp()):
@@ -223,6 +231,7 @@ def test_shared_heads(topk, hard, key_heads, value_heads):
     assert_close(found, soft_topk_attention(query, *repeated, topk, **options))
 
 
+@both_paths
 @pytest.mark.parametrize("hard", [False, True])
 @pytest.mark.parametrize("topk", [2, 7])
 def test_layouts_and_empty_inputs(hard, topk):
@@ -366,6 +375,7 @@ def test_gradient_in_a_floating_mask():
     torch.autograd.gradcheck(attention, bias[free].clone().requires_grad_())
 
 
+@both_paths
 @pytest.mark.parametrize("topk", [3, 7])
 @pytest.mark.parametrize("hard", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -390,6 +400,7 @@ def test_no_gradient_is_nan(topk, hard, dtype, size, form):
         assert tensor.grad is None or tensor.grad.isfinite().all()
 
 
+@both_paths
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("topk", [3, 7])
 def test_huge_scores(dtype, topk):
@@ -450,7 +461,8 @@ def test_compiled():
     assert_close(*grads)
 
 
-@pytest.mark.parametrize("hard", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow  # test_multihead.py has one that is always run
+@pytest.mark.parametrize("hard", [False, True])
 def test_compiled_for_any_length(hard):
     torch._dynamo.reset()
     compiled = torch.compile(soft_topk_attention, fullgraph=True, dynamic=True, backend="aot_eager")

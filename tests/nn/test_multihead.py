@@ -8,6 +8,7 @@ import warnings
 
 import pytest
 import torch
+from paths import both_paths
 from torch import nn
 from torch.testing import assert_close
 
@@ -154,6 +155,7 @@ def test_dropout():
     compare(theirs.eval(), made.eval(), tensors)
 
 
+@both_paths
 @pytest.mark.parametrize("topk", [2, S])
 @pytest.mark.parametrize("need_weights", [False, True])
 def test_a_query_without_a_key_attends_to_nothing(topk, need_weights):
@@ -171,6 +173,7 @@ def test_a_query_without_a_key_attends_to_nothing(topk, need_weights):
 # ---------------------------------------------------------------------------- fewer keys
 
 
+@both_paths
 @pytest.mark.parametrize("kind", ["float", "tensor", "learned"])
 @pytest.mark.parametrize("normalize", [None, "row"])
 def test_fewer_keys(kind, normalize):
@@ -204,6 +207,7 @@ def test_fewer_keys(kind, normalize):
     assert_close(made(query, key, value, **call)[1], weights.mean(1))
 
 
+@both_paths
 def test_hard_eval():
     _, made = pair(2, hard_eval=True)
     tensors = inputs()
