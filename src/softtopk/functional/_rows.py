@@ -161,7 +161,8 @@ def algebra_dtype(like: Tensor) -> torch.dtype:
 def largest_cost(x: Tensor, last_anchor: int, normalize: str) -> Tensor:
     """The largest (x_i - y_j)^2 over anchors y = 0..last_anchor, per row or over all: (..., 1).
 
-    Infinite scores do not count. The square is convex, so the extremes of x and of the anchors suffice.
+    Infinite scores do not count. The square is convex, so the extremes of x and of the anchors
+    suffice.
     """
     finite = x.isfinite()
     low = torch.where(finite, x, math.inf).amin(-1, keepdim=True)
