@@ -15,7 +15,7 @@ second argument of `_private` is what takes its place: the answer that leads to 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -41,11 +41,13 @@ _tracing_state = _private("_C", "_get_tracing_state", True)  # of torch.jit.trac
 _observers = _private("_C", "_len_torch_dispatch_stack", 1)  # make_fx and other dispatch modes
 
 
-def path_of(scores: Tensor, *others: object) -> Path:
-    """The path of an operator that has a derivative in the scores, but not in ``others``."""
-    tensors = [scores, *(value for value in others if isinstance(value, Tensor))]
-    if torch.is_grad_enabled() and any(value.requires_grad for value in tensors[1:]):
+def path_of(scores: Tensor, *others: object, fixed: Sequence[object] = ()) -> Path:
+    """The path of an operator of the scores and others, whose derivative in the ``fixed`` arguments
+    only the plain path has. Numbers and None do not matter."""
+    constants = [value for value in fixed if isinstance(value, Tensor)]
+    if torch.is_grad_enabled() and any(value.requires_grad for value in constants):
         return "plain"
+    tensors = [scores, *constants, *(value for value in others if isinstance(value, Tensor))]
     if is_traced(scores):
         return "opaque" if all(value.device.type == "cpu" for value in tensors) else "plain"
     return "native" if library_for(*tensors) is not None else "plain"

@@ -127,10 +127,10 @@ def test_hard(operator):
     ("arguments", "kind", "message"),
     [
         ({"max_iter": 0}, ValueError, "max_iter must be at least 1, got max_iter=0"),
-        ({"max_iter": 10.0}, TypeError, "max_iter must be an int, got 10.0"),
+        ({"max_iter": 10.0}, TypeError, "max_iter must be an int, got max_iter=10.0"),
         ({"tol": -1e-3}, ValueError, "tol must be finite and not negative, got tol=-0.001"),
         ({"tol": math.nan}, ValueError, "tol must be finite and not negative, got tol=nan"),
-        ({"tol": "small"}, TypeError, "tol must be a float, got 'small'"),
+        ({"tol": "small"}, TypeError, "tol must be a number, got tol='small'"),
     ],
 )
 def test_sinkhorn_settings(arguments, kind, message):

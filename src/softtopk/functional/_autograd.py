@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Any
 
 import torch
@@ -59,9 +60,43 @@ def opaque(
     """
     operator = torch.library.custom_op(name, solve, mutates_args=(), schema=schema)
     operator.register_fake(_on_one_device(fake))
-    if backward is not None:
-        operator.register_autograd(backward, setup_context=setup_context)
     operator.register_vmap(
         lambda info, in_dims, *inputs: batch_first(operator, info.batch_size, in_dims, inputs)
     )
-    return operator
+    if backward is None or setup_context is None:
+        return operator
+    operator.register_autograd(backward, setup_context=setup_context)
+    space, _, short = name.partition("::")
+    in_graph = getattr(getattr(torch.ops, space), short).default  # as Dynamo knows it
+    return _as_function(in_graph, solve, setup_context, backward)
+
+
+def _as_function(
+    operator: Callable[..., Any],
+    solve: Callable[..., Any],
+    setup: Callable[..., None],
+    pull: Callable[..., Any],
+) -> Callable[..., Any]:
+    """The operator for Dynamo, whose ``torch.func.grad`` knows the derivative of an autograd
+    function, but not that of a custom operator. It knows no function that has a jvp."""
+
+    class Traced(torch.autograd.Function):
+        @staticmethod
+        @wraps(solve)  # Dynamo counts the parameters
+        def forward(*inputs: Any) -> Any:
+            return operator(*inputs)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+            setup(ctx, inputs, output)
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            return pull(ctx, *grads)
+
+        @staticmethod
+        def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Any, Any]:
+            return batch_first(Traced.apply, info.batch_size, in_dims, inputs)
+
+    # A view: Dynamo does not see that the argument of torch.func.grad requires a gradient.
+    return lambda x, *others: Traced.apply(x.view_as(x), *others)

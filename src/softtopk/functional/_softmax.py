@@ -83,7 +83,8 @@ def soft_topk_softmax(
         kept = _hard_softmax(rows, k)
         if not may_differentiate(rows.scores, rows.tau, k):
             return rows.restore(kept)
-    if sinkhorn_of(solver) is None and path_of(rows.scores, rows.mask, k) == "native":
+    path = path_of(rows.scores, rows.tau, fixed=(rows.mask, k))
+    if sinkhorn_of(solver) is None and path == "native":
         weights = _softmax(rows, k)
     else:
         x = _from_largest(rows.canonical().scores)

@@ -338,7 +338,7 @@ def _plain_indicator(x: Tensor, k: int, tau: Strength) -> Tensor:
 def rank_indicator(rows: Rows, k: int) -> Tensor:
     """A (..., n, k) by the exact solver; k > 0."""
     x, mask, tau, largest = rows.scores, rows.mask, rows.tau, rows.largest
-    path = path_of(x, mask, tau)
+    path = path_of(x, fixed=(mask, tau))
     if path == "native":
         if may_differentiate(x):
             return _RankIndicator.apply(x, mask, k, tau, largest)

@@ -165,7 +165,10 @@ def _weights(d: Tensor, offset: Tensor, k: Tensor) -> Tensor:
     kept = 1.0 / (1.0 + torch.where(rest, c_rest, c_top) * e)
     leak = e * kept
     leak_top = (leak * torch.where(tied, share, 1.0)).masked_fill(rest, 0.0).sum(-1, keepdim=True)
-    leak_rest = leak.masked_fill(~rest, 0.0).sum(-1, keepdim=True) + tied_rest / (1.0 + c_rest)
+    leak_rest = leak.masked_fill(~rest, 0.0).sum(-1, keepdim=True)
+    if not is_readable(d) or bool((tied_rest > 0).any()):
+        also_rest = (1.0 - share) / (torch.exp(-d.masked_fill(~tied, 0.0)) + c_rest)
+        leak_rest = leak_rest + also_rest.masked_fill(~tied, 0.0).sum(-1, keepdim=True)
     if k.is_floating_point():
         leak_rest = leak_rest + (fixed - k).to(d.dtype) * _capped_exp(offset - best)
     weight = leak * kept / torch.where(rest, leak_rest, leak_top).clamp(min=info.tiny)
@@ -271,7 +274,7 @@ def _logits(x: Tensor, k: Count, tau: Strength) -> Tensor:
 def indicator(rows: Rows, k: Count) -> Tensor:
     """A (..., n) by the exact solver."""
     x, mask, tau, largest = rows.scores, rows.mask, rows.tau, rows.largest
-    path = path_of(x, mask, k)
+    path = path_of(x, tau, fixed=(mask, k))
     if path == "native":
         if may_differentiate(x, tau):
             return _Indicator.apply(x, mask, k, tau, largest)
