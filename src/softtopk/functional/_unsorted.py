@@ -77,11 +77,8 @@ def solve_offset(d: Tensor, k: Tensor, max_steps: int = MAX_STEPS) -> tuple[Tens
     Fewer than the default show how it converges.
     """
     info = torch.finfo(d.dtype)
-    n_above, n_tied = (d > 0).sum(-1, keepdim=True), (d == 0).sum(-1, keepdim=True)
-    share = (k - n_above).to(d.dtype) / n_tied.clamp(min=1)
+    n_tied, share, best = _sides(d, k)
     tied_top, tied_rest = n_tied * share, n_tied * (1.0 - share)
-    best = torch.where(d < 0, d, -math.inf).amax(-1, keepdim=True)
-    best = torch.where(tied_rest > 0, 0.0, best).clamp(min=-0.125 * info.max)
     d = without_negligible(d, d, best)
 
     # Scale each tail by its largest term, so that neither underflows: with e = exp(d - best),
@@ -116,6 +113,16 @@ def solve_offset(d: Tensor, k: Tensor, max_steps: int = MAX_STEPS) -> tuple[Tens
         if is_readable(active) and not bool(active.any()):
             break
     return t.nan_to_num(nan=0.0), steps
+
+
+def _sides(d: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The number of elements tied with the pivot, their share of the top, and the largest distance
+    of the rest, all (..., 1)."""
+    n_above, n_tied = (d > 0).sum(-1, keepdim=True), (d == 0).sum(-1, keepdim=True)
+    share = (k - n_above).to(d.dtype) / n_tied.clamp(min=1)
+    best = torch.where(d < 0, d, -math.inf).amax(-1, keepdim=True)
+    best = torch.where(n_tied * (1.0 - share) > 0, 0.0, best)
+    return n_tied, share, best.clamp(min=-0.125 * torch.finfo(d.dtype).max)
 
 
 def _solve_offset(d: Tensor, k: Tensor) -> Tensor:
@@ -154,11 +161,7 @@ def _weights(d: Tensor, offset: Tensor, k: Tensor) -> Tensor:
     """
     info, fixed = torch.finfo(d.dtype), k.detach()
     rest, tied = d < 0, d == 0
-    n_above, n_tied = (d > 0).sum(-1, keepdim=True), tied.sum(-1, keepdim=True)
-    share = (fixed - n_above).to(d.dtype) / n_tied.clamp(min=1)
-    tied_rest = n_tied * (1.0 - share)
-    best = torch.where(rest, d.detach(), -math.inf).amax(-1, keepdim=True)
-    best = torch.where(tied_rest > 0, 0.0, best).clamp(min=-0.125 * info.max)
+    n_tied, share, best = _sides(d.detach(), fixed)
     c_rest, c_top = _odds(best - offset), _odds(offset)
     # What is below the normal numbers takes a CPU ten times longer, and does not count.
     e = F.threshold(torch.exp(torch.where(rest, d - best, -d)), info.tiny, 0.0)
@@ -166,7 +169,7 @@ def _weights(d: Tensor, offset: Tensor, k: Tensor) -> Tensor:
     leak = e * kept
     leak_top = (leak * torch.where(tied, share, 1.0)).masked_fill(rest, 0.0).sum(-1, keepdim=True)
     leak_rest = leak.masked_fill(~rest, 0.0).sum(-1, keepdim=True)
-    if not is_readable(d) or bool((tied_rest > 0).any()):
+    if not is_readable(d) or bool((n_tied * (1.0 - share) > 0).any()):
         also_rest = (1.0 - share) / (torch.exp(-d.masked_fill(~tied, 0.0)) + c_rest)
         leak_rest = leak_rest + also_rest.masked_fill(~tied, 0.0).sum(-1, keepdim=True)
     if k.is_floating_point():
