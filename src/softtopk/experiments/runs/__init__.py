@@ -21,35 +21,90 @@ or a file that counts without its digest.
 """
 
 from ._directory import Run, announce, find_runs, locked, open_run
+from ._experiment import Experiment, Results, attempt
 from ._files import check_digest, read_sealed, sealed, write_atomic, write_sealed
 from ._interrupt import INTERRUPTED, Interrupt, Interrupted
 from ._loop import Trainable, train
-from ._options import as_option, check_device, parse_seeds
+from ._options import check_device
 from ._report import Report
+from ._rows import (
+    Bundle,
+    Row,
+    collect_rows,
+    command_lines,
+    describe_settings,
+    mean_and_deviation,
+    mean_and_spread,
+    page,
+    varying,
+)
+from ._settings import (
+    MACHINE,
+    Declared,
+    Effect,
+    Setting,
+    TableOptions,
+    TrainOptions,
+    as_options,
+    as_text,
+    declared,
+    in_groups,
+    parse_given,
+    recorded,
+    refuse_idle,
+    relevant,
+    setting,
+)
 from ._tables import Table, check_tables, duration, provenance, write_tables
 
 __all__ = [
     "INTERRUPTED",
+    "MACHINE",
+    "MAIN",
+    "Bundle",
+    "Declared",
+    "Effect",
+    "Experiment",
     "Interrupt",
     "Interrupted",
     "Report",
+    "Results",
+    "Row",
     "Run",
+    "Setting",
     "Table",
+    "TableOptions",
+    "TrainOptions",
     "Trainable",
     "announce",
-    "as_option",
+    "as_options",
+    "as_text",
+    "attempt",
     "check_device",
     "check_digest",
     "check_tables",
+    "collect_rows",
+    "command_lines",
+    "declared",
+    "describe_settings",
     "duration",
     "find_runs",
+    "in_groups",
     "locked",
+    "mean_and_deviation",
+    "mean_and_spread",
     "open_run",
-    "parse_seeds",
+    "page",
+    "parse_given",
     "provenance",
     "read_sealed",
+    "recorded",
+    "refuse_idle",
+    "relevant",
     "sealed",
+    "setting",
     "train",
+    "varying",
     "write_atomic",
     "write_sealed",
     "write_tables",
