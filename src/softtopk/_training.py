@@ -1,10 +1,11 @@
-"""What the trainings of all applications share: seeds by purpose, and the end of a failed one."""
+"""What the trainings of all applications share: seeds, schedules, and the end of a failed one."""
 
 from __future__ import annotations
 
+import math
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -17,6 +18,14 @@ class DivergedError(RuntimeError):
 def mix(seed: int, purpose: str, number: int) -> int:
     """A seed for one purpose: streams of different purposes and numbers are unrelated."""
     return random.Random(f"{seed} {purpose} {number}").getrandbits(63)
+
+
+SCHEDULES: dict[str, Callable[[float], float]] = {
+    "constant": lambda done: 1.0,
+    "cosine": lambda done: 0.5 * (1 + math.cos(math.pi * done)),
+    "linear": lambda done: 1 - done,
+}
+"""The share of the learning rate that is left, by the share of the steps that are done."""
 
 
 _global_generators = threading.RLock()

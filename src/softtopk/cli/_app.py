@@ -44,21 +44,8 @@ def make_app() -> App:
         version_flags=["--version"],
     )
     app.command(info)
-    add(
-        app,
-        bench.main,
-        bench.Options,
-        settings=bench.Settings,
-        name="bench",
-        example="softtopk bench --preset quick --out bench",
-    )
-    add(
-        app,
-        figures.main,
-        figures.Options,
-        name="figures",
-        example="softtopk figures --only plan,knn --format png,svg --out figures",
-    )
+    add(app, bench.main, bench.Options, settings=bench.Settings, name="bench")
+    add(app, figures.main, figures.Options, name="figures")
     app.command(_knn())
     app.command(_translate())
     return app
@@ -72,16 +59,10 @@ def info(*, json: Annotated[bool, Parameter(help="Print JSON.", negative=())] = 
 
 def _knn() -> App:
     app = App(name="knn", help="Train and compare kNN classifiers, as in the paper's Table 1.")
-    add(
-        app,
-        knn.train,
-        knn.Train,
-        settings=knn.Settings,
-        example="softtopk knn train --data digits --method knn,soft-topk --out run",
-    )
-    add(app, knn.table, knn.Table, example="softtopk knn table run --out table.md")
-    add(app, knn.plot, knn.Plot, example="softtopk knn plot run --method knn,soft-topk")
-    add(app, knn.predict, knn.Predict, example="softtopk knn predict run images.npy")
+    add(app, knn.train, knn.Train, settings=knn.Settings)
+    add(app, knn.table, knn.Table)
+    add(app, knn.plot, knn.Plot)
+    add(app, knn.predict, knn.Predict)
     return app
 
 
@@ -90,44 +71,11 @@ def _translate() -> App:
         name="translate",
         help="Train and compare translation models, as in the paper's Tables 2 and 3.",
     )
-    add(
-        app,
-        translation.prepare,
-        translation.Prepare,
-        settings=translation.Settings,
-        only=translation.CORPUS,
-        example="softtopk translate prepare --data text --vocab 8000 --out prepared",
-    )
-    add(
-        app,
-        translation.train,
-        translation.Train,
-        settings=translation.Settings,
-        example="softtopk translate train --data text --source en --target fr --objective all "
-        "--out run",
-    )
-    add(
-        app,
-        translation.evaluate,
-        translation.Evaluate,
-        example="softtopk translate evaluate run --split valid --beam 1,5",
-    )
-    add(
-        app,
-        translation.translate,
-        translation.Translate,
-        example="echo 'Monday, 3 March' | softtopk translate translate run",
-    )
-    add(
-        app,
-        translation.attention,
-        translation.Attention,
-        example="softtopk translate attention run --text 'Monday, 3 March' --out attention.png",
-    )
-    add(
-        app,
-        translation.compare,
-        translation.Compare,
-        example="softtopk translate compare run another-run --out table.md",
-    )
+    settings = translation.Settings
+    add(app, translation.prepare, translation.Prepare, settings=settings, only=translation.CORPUS)
+    add(app, translation.train, translation.Train, settings=settings)
+    add(app, translation.evaluate, translation.Evaluate)
+    add(app, translation.translate, translation.Translate)
+    add(app, translation.attention, translation.Attention)
+    add(app, translation.compare, translation.Compare)
     return app

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import App, Group, Parameter
 
-from softtopk.experiments.runs import Setting, declared
+from softtopk.experiments.settings import Setting, declared
 
 
 def add(
@@ -17,7 +17,6 @@ def add(
     run: Callable[..., Any],
     options: type,
     *,
-    example: str,
     settings: type | None = None,
     only: Collection[str] | None = None,
     name: str | None = None,
@@ -46,19 +45,13 @@ def add(
     command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         list(_parameters([*own.values(), *more.values()]))
     )
-    app.command(
-        command,
-        name=name or run.__name__,
-        help=_paragraphs(options),
-        help_epilogue=f"Example: {example}",
-    )
+    *text, example = _paragraphs(options)
+    app.command(command, name=name or run.__name__, help="\n\n".join(text), help_epilogue=example)
 
 
-def _paragraphs(options: type) -> str:
-    """The docstring with each paragraph on a line, which the terminal wraps."""
-    return "\n\n".join(
-        " ".join(text.split()) for text in (inspect.getdoc(options) or "").split("\n\n")
-    )
+def _paragraphs(options: type) -> list[str]:
+    """Those of the docstring, each on a line, which the terminal wraps. The last is an example."""
+    return [" ".join(text.split()) for text in (inspect.getdoc(options) or "").split("\n\n")]
 
 
 def _parameters(settings: Collection[Setting]) -> Iterator[inspect.Parameter]:

@@ -26,7 +26,7 @@ _EXTRAS = {"rich": "cli", "matplotlib": "plot"}
 _PACKAGES = {"sklearn": "scikit-learn"}
 
 
-def require_modules(*modules: str, extra: str) -> None:
+def require_modules(*modules: str, extra: str = "cli") -> None:
     """Refuse if one of the modules of a command is not installed; most come with ``extra``."""
     for module in modules:
         require(module, "this command", _EXTRAS.get(module, extra), _PACKAGES.get(module))

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from .._random import drawing_from
-from .._training import DivergedError, mix, seeded
+from .._training import SCHEDULES, DivergedError, mix, seeded
 
 Optimizer = Literal["sgd", "adamw"]
 Schedule = Literal["constant", "cosine", "linear"]
@@ -70,7 +70,7 @@ class Recipe:
         for name in ("momentum", "warmup"):
             if getattr(self, name) >= 1:
                 raise ValueError(f"{name} must be below 1, got {name}={getattr(self, name)!r}")
-        for name, choices in (("optimizer", ("sgd", "adamw")), ("schedule", tuple(_SCHEDULES))):
+        for name, choices in (("optimizer", ("sgd", "adamw")), ("schedule", tuple(SCHEDULES))):
             if getattr(self, name) not in choices:
                 raise ValueError(
                     f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}"
@@ -83,14 +83,7 @@ class Recipe:
         0.5
         """
         rise = min(1.0, (step + 1) / max(1.0, self.warmup * total))
-        return self.lr * rise * _SCHEDULES[self.schedule](step / total)
-
-
-_SCHEDULES: dict[str, Callable[[float], float]] = {
-    "constant": lambda done: 1.0,
-    "cosine": lambda done: 0.5 * (1 + math.cos(math.pi * done)),
-    "linear": lambda done: 1 - done,
-}
+        return self.lr * rise * SCHEDULES[self.schedule](step / total)
 
 
 class Training:

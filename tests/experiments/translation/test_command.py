@@ -25,11 +25,11 @@ from softtopk.seq2seq import Seq2Seq, Seq2SeqConfig
 
 ENGLISH = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
 FRENCH = ["un", "deux", "trois", "quatre", "cinq", "six", "sept", "huit"]
-TINY = (
+SMALL = (
     "--vocab", "60", "--hidden", "24", "--embedding", "24", "--batch-size", "16",
-    "--pretrain-lr", "0.02", "--threads", "1", "--eval-sentences", "10", "--beam", "3",
-    "--eval-beams", "1,3",
+    "--threads", "1", "--eval-sentences", "10", "--beam", "3", "--eval-beams", "1,3",
 )  # fmt: skip
+TINY = (*SMALL, "--pretrain-lr", "0.02")
 LEARNING = ("--pretrain-epochs", "8", "--updates", "12", "--eval-every", "5")
 
 
@@ -315,7 +315,7 @@ def test_ctrl_c_stops_after_a_step_and_says_how_to_go_on(corpus: Path, tmp_path:
 
 def test_early_stopping_ends_a_run(corpus: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    args = ["--data", str(corpus), "--updates", "0", "--pretrain-epochs", "20", *TINY]
+    args = ["--data", str(corpus), "--updates", "0", "--pretrain-epochs", "20", *SMALL]
     # A rate at which nothing is learned: no validation is better than the first.
     args += ["--patience", "2", "--pretrain-lr", "1e-12", "--pretrain-final-lr", "0", "--no-test"]
     assert exit_code("train", *args, "--out", str(out)) == 0
@@ -731,7 +731,7 @@ def test_translating_and_evaluating_read_what_they_need(
 
 def test_a_diverging_stage_is_said(corpus: Path, tmp_path: Path, capsys: Any) -> None:
     out = tmp_path / "run"
-    args = ["--data", str(corpus), *TINY, "--optimizer", "sgd", "--clip", "0"]
+    args = ["--data", str(corpus), *SMALL, "--optimizer", "sgd", "--clip", "0"]
     args += ["--pretrain-lr", "1e38", "--pretrain-final-lr", "1e38", "--updates", "3"]
     assert exit_code("train", *args, "--out", str(out)) == 1
     said = capsys.readouterr().out

@@ -14,8 +14,9 @@ import torch
 import softtopk
 from softtopk import _environment
 from softtopk.experiments._files import check_out
-from softtopk.experiments.errors import UsageError, require
-from softtopk.experiments.runs import INTERRUPTED, Declared, setting
+from softtopk.experiments.errors import UsageError, require_modules
+from softtopk.experiments.runs import INTERRUPTED
+from softtopk.experiments.settings import Declared, setting
 
 from ._cases import EPS, cases_of_size, parse_size
 from ._pictures import draw_pictures
@@ -28,7 +29,10 @@ from ._targets import TARGET_CASES, TARGET_PEERS, assess
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Declared):
-    """Measure time, memory and error against every peer that is installed."""
+    """Measure time, memory and error against every peer that is installed.
+
+    Example: softtopk bench --preset quick --out bench
+    """
 
     preset: str = setting(
         "full",
@@ -58,8 +62,7 @@ def main(options: Options, given: Mapping[str, Any]) -> int:
     """Run, print, draw, and return the exit code."""
     settings = make_settings(options, given)
     images = options.images or settings.out
-    require("rich", "the benchmark", "cli")
-    require("matplotlib", "the benchmark", "plot")
+    require_modules("rich", "matplotlib")
     check_out(settings.out, folder=True)
     settings.out.mkdir(exist_ok=True)  # the pictures may lie in it
     check_out(images, "--images", folder=True)

@@ -20,7 +20,7 @@ import softtopk
 from softtopk import _environment
 from softtopk.experiments._truth import true_ranking, true_selection
 from softtopk.experiments.errors import UsageError
-from softtopk.experiments.runs import Declared, setting
+from softtopk.experiments.settings import Declared, setting
 
 from ._cases import Case, problem_of, scores_of
 from ._measure import (

@@ -11,8 +11,9 @@ from typing import Any
 
 from softtopk.experiments._drawing import FORMATS, save_figure
 from softtopk.experiments._files import check_out, replacing
-from softtopk.experiments.errors import UsageError, require
-from softtopk.experiments.runs import INTERRUPTED, Declared, Report, setting
+from softtopk.experiments.errors import UsageError, require_modules
+from softtopk.experiments.runs import INTERRUPTED, Report
+from softtopk.experiments.settings import Declared, setting
 from softtopk.plotting.style import standard_look
 
 from ._catalogue import CATALOGUE
@@ -24,7 +25,10 @@ COLUMNS = 100
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Declared):
-    """Draw figures of the paper, and two more, from the operators (half a minute)."""
+    """Draw figures of the paper, and two more, from the operators (half a minute).
+
+    Example: softtopk figures --only plan,knn --format png,svg --out figures
+    """
 
     out: Path = setting(Path("figures"), "Folder for the pictures and their index.")
     only: tuple[str, ...] = setting(
@@ -38,8 +42,7 @@ class Options(Declared):
 
 def main(options: Options) -> int:
     """Draw the figures, by default all, into a folder with an index; return the exit code."""
-    require("rich", "the command", "cli")
-    require("matplotlib", "a picture", "plot")
+    require_modules("rich", "matplotlib")
     out, names = options.out, options.only or tuple(CATALOGUE)
     _check_folder(out)
     report = Report()

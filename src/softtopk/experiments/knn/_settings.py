@@ -13,7 +13,7 @@ from typing import Any, Literal
 from softtopk.knn import Recipe
 
 from ..errors import UsageError
-from ..runs import MACHINE, Declared, Effect, relevant, setting
+from ..settings import MACHINE, Declared, Effect, relevant, setting
 from ._methods import RELAXED, Method
 
 DATA = ("digits", "mnist", "fashion-mnist", "cifar10")

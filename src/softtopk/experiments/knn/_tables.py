@@ -7,23 +7,19 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from ..runs import (
+from ..runs import Results, Run, Table, duration
+from ..runs.rows import (
     Bundle,
-    Results,
     Row,
-    Run,
-    Table,
-    as_options,
     collect_rows,
     command_lines,
     describe_settings,
-    duration,
     mean_and_deviation,
     mean_and_spread,
     page,
-    recorded,
     varying,
 )
+from ..settings import as_options, recorded
 from ._methods import ALL, METHODS, Method
 from ._settings import Settings, given_settings, make_settings, relevant_settings
 

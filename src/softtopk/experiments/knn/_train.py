@@ -12,21 +12,8 @@ import torch
 
 from .. import images
 from ..errors import UsageError, require_modules
-from ..runs import (
-    Declared,
-    Experiment,
-    Interrupt,
-    Report,
-    Run,
-    TableOptions,
-    TrainOptions,
-    attempt,
-    check_device,
-    open_run,
-    parse_given,
-    recorded,
-    setting,
-)
+from ..runs import Experiment, Interrupt, Report, Run, attempt, check_device, open_run
+from ..settings import Declared, TableOptions, TrainOptions, parse_given, recorded, setting
 from ._execute import Samples, execute, relaxation_options
 from ._methods import ALL, METHODS, in_order
 from ._settings import PRESETS, Settings, make_settings
@@ -51,6 +38,8 @@ class Train(FromFiles, TrainOptions):
 
     The folder gets a run for each method and seed, table.md and table.json. Ctrl-C stops after
     the step at hand; --resume goes on to the same result.
+
+    Example: softtopk knn train --data digits --method knn,soft-topk --out run
     """
 
     method: tuple[str, ...] = setting(
@@ -64,7 +53,10 @@ class Train(FromFiles, TrainOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class Table(TableOptions):
-    """Make the table again from the records of one or several runs."""
+    """Make the table again from the records of one or several runs.
+
+    Example: softtopk knn table run another-run --out table.md
+    """
 
 
 @dataclass(frozen=True)
@@ -139,7 +131,7 @@ def train(options: Train, given: Mapping[str, Any]) -> int:
 
 def table(options: Table) -> int:
     """Print the table of these runs, and write it if that is asked for."""
-    require_modules("rich", extra="knn")
+    require_modules("rich")
     return EXPERIMENT.tabulate(options.runs, options.out)
 
 

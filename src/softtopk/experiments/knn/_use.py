@@ -13,7 +13,8 @@ from typing import Any
 from .. import images
 from .._files import check_out
 from ..errors import UsageError, require_modules
-from ..runs import Report, Run, recorded, setting, write_atomic
+from ..runs import Report, Run, write_atomic
+from ..settings import recorded, setting
 from ._execute import Model, Samples
 from ._methods import METHODS, in_order
 from ._pictures import Curve, Panel, Projection, draw_curves, draw_features
@@ -23,7 +24,10 @@ from ._train import EXPERIMENT, FromFiles, load_images
 
 @dataclass(frozen=True, kw_only=True)
 class Plot(FromFiles):
-    """Draw the feature space (features.png) and the training curves (curves.png) of a run."""
+    """Draw the feature space (features.png) and the training curves (curves.png) of a run.
+
+    Example: softtopk knn plot run --method knn,soft-topk
+    """
 
     run: Path = setting(help="Folder with a run.", argument=True)
     method: tuple[str, ...] = setting(
@@ -35,7 +39,10 @@ class Plot(FromFiles):
 
 @dataclass(frozen=True, kw_only=True)
 class Predict(FromFiles):
-    """Classify images with a trained classifier: prints number, class and probability as CSV."""
+    """Classify images with a trained classifier: prints number, class and probability as CSV.
+
+    Example: softtopk knn predict run images.npy
+    """
 
     run: Path = setting(help="Folder with a run.", argument=True)
     file: Path = setting(help="Images: IDX (also gzipped), .npy or .png.", argument=True)

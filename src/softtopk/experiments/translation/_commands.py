@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ..runs import Bundle, as_options, command_lines, in_groups
+from ..runs.rows import Bundle, command_lines
+from ..settings import as_options, in_groups
 from ._rows import StageRow
 from ._settings import ATTENTION, PRETRAIN, Settings, search_options
 

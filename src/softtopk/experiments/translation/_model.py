@@ -9,7 +9,7 @@ import torch
 from softtopk._training import mix, seeded
 from softtopk.seq2seq import EncoderDecoder, Seq2Seq, Seq2SeqConfig, Transformer, TransformerConfig
 
-from ..runs import relevant
+from ..settings import relevant
 from ._pieces import Prepared
 from ._settings import ATTENTION, MODEL, Settings
 

@@ -11,15 +11,8 @@ import torch
 
 from .._files import sha256
 from ..errors import UsageError
-from ..runs import (
-    Declared,
-    TrainOptions,
-    check_digest,
-    parse_given,
-    recorded,
-    refuse_idle,
-    setting,
-)
+from ..runs import check_digest
+from ..settings import Declared, TrainOptions, parse_given, recorded, refuse_idle, setting
 from ._data import load_corpus, settings_of_pieces
 from ._lookup import DATA, EXPERIMENT, INIT, data_beside, digest_of, load_model, weights_file
 from ._model import habits_of, shape_of
@@ -48,6 +41,9 @@ class Train(WithPieces, TrainOptions):
     The folder gets a run for each stage and seed, the data, table.md and table.json. The weights
     that are kept are those with the best validation BLEU. Ctrl-C stops after the step at hand;
     --resume goes on to the same result.
+
+    Example: softtopk translate train --data text --source en --target fr --objective all --out
+    run
     """
 
     objective: tuple[str, ...] = setting(

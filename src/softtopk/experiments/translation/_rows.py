@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from ..runs import Row, Run, collect_rows, in_groups, recorded, relevant
+from ..runs import Run
+from ..runs.rows import Row, collect_rows
+from ..settings import in_groups, recorded, relevant
 from ._settings import ATTENTION, FIRST, MODEL, PRETRAIN, STAGES, Settings, search_options
 
 SPLITS = ("valid", "test")

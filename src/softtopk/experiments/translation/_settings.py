@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from softtopk._training import SCHEDULES
+
 from ..errors import UsageError
-from ..runs import MACHINE, Declared, Effect, in_groups, relevant, setting
+from ..settings import MACHINE, Declared, Effect, in_groups, relevant, setting
 from ._pieces import NORMALIZATIONS
-from ._training import OBJECTIVES, OPTIMIZERS, SCHEDULES, Recipe
+from ._training import OBJECTIVES, OPTIMIZERS, Recipe
 
 BUILTIN = "cldr"
 PRETRAIN = "pretrain"

@@ -6,16 +6,8 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any
 
-from ..runs import (
-    Results,
-    Run,
-    Table,
-    describe_settings,
-    mean_and_deviation,
-    mean_and_spread,
-    page,
-    varying,
-)
+from ..runs import Results, Run, Table
+from ..runs.rows import describe_settings, mean_and_deviation, mean_and_spread, page, varying
 from ._commands import commands
 from ._rows import BASELINES, SPLITS, StageRow, collect, differences
 

@@ -17,14 +17,13 @@ from ..runs import (
     Report,
     Run,
     Table,
-    TableOptions,
     announce,
     attempt,
     check_device,
     open_run,
-    setting,
     write_atomic,
 )
+from ..settings import TableOptions, setting
 from ._batches import Pair
 from ._corpus import Corpus
 from ._data import load_corpus, prepare_folder, read_prepared, write_prepared
@@ -44,6 +43,8 @@ class Prepare(WithPieces):
     """Split text into pieces of words, for several runs: give the folder to train as --data.
 
     A run that gets other data prepares them by itself.
+
+    Example: softtopk translate prepare --data text --vocab 8000 --out prepared
     """
 
     out: Path = setting(help="Folder to write; one that is there is kept.")
@@ -51,7 +52,10 @@ class Prepare(WithPieces):
 
 @dataclass(frozen=True, kw_only=True)
 class Compare(TableOptions):
-    """Make the table of objectives from the records of one or several runs."""
+    """Make the table of objectives from the records of one or several runs.
+
+    Example: softtopk translate compare run another-run --out table.md
+    """
 
 
 def prepare(options: Prepare, given: Mapping[str, Any]) -> int:
@@ -99,7 +103,7 @@ def train(options: Train, given: Mapping[str, Any]) -> int:
 
 def compare(options: Compare) -> int:
     """Print the table of these runs, and write it if that is asked for."""
-    require_modules("rich", extra="translate")
+    require_modules("rich")
     return EXPERIMENT.tabulate(options.runs, options.out)
 
 

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from softtopk._training import DivergedError, mix, seeded
+from softtopk._training import SCHEDULES, DivergedError, mix, seeded
 from softtopk.seq2seq import EncoderDecoder, hybrid_loss
 
 from ._batches import Batch, Pair, batches_per_epoch, epoch_order, make_batch
@@ -25,12 +25,6 @@ from ._batches import Batch, Pair, batches_per_epoch, epoch_order, make_batch
 OBJECTIVES = ("teacher-forcing", "soft-beam", "membership")
 OPTIMIZERS = ("adam", "sgd")
 MOST_SKIPPED = 10  # updates in a row whose gradient is not finite
-# The share of the change of the learning rate that is behind a step of so many.
-SCHEDULES: dict[str, Callable[[float, int, int], float]] = {
-    "constant": lambda change, step, total: 0.0,
-    "linear": lambda change, step, total: change * step / total,
-    "cosine": lambda change, step, total: change * 0.5 * (1 - math.cos(math.pi * step / total)),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +58,8 @@ class Recipe:
         >>> Recipe(updates=4, period=1, lr=1.0, final_lr=0.0).lr_at(1)
         0.75
         """
-        change = self.final_lr - self.lr
-        lr = self.lr + SCHEDULES[self.schedule](change, step, self.updates)
+        end = 0.0 if self.schedule == "constant" else self.final_lr
+        lr = end + (self.lr - end) * SCHEDULES[self.schedule](step / self.updates)
         return lr * (step + 1) / self.warmup if step < self.warmup else lr
 
 

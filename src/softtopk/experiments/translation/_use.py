@@ -15,18 +15,8 @@ from softtopk.seq2seq import EncoderDecoder
 from .._drawing import check_picture
 from .._files import check_out, opened
 from ..errors import UsageError, require_modules
-from ..runs import (
-    MACHINE,
-    Declared,
-    Report,
-    Run,
-    Table,
-    check_device,
-    check_tables,
-    recorded,
-    setting,
-    write_tables,
-)
+from ..runs import Report, Run, Table, check_device, check_tables, write_tables
+from ..settings import MACHINE, Declared, recorded, setting
 from ._batches import Pair
 from ._corpus import Split, clean_line
 from ._data import read_part, read_pieces
@@ -86,7 +76,10 @@ class UseWithPenalty(Use):
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate(UseWithPenalty):
-    """Print BLEU and chrF of all finished models of a run, and to how many tokens they attend."""
+    """Print BLEU and chrF of all finished models of a run, and to how many tokens they attend.
+
+    Example: softtopk translate evaluate run --split valid --beam 1,5
+    """
 
     beam: tuple[int, ...] = setting((1, 5), "Beam sizes, with commas between them.", low=1)
     split: str = setting("test", "The part of the text to translate.", choices=("valid", "test"))
@@ -95,7 +88,10 @@ class Evaluate(UseWithPenalty):
 
 @dataclass(frozen=True, kw_only=True)
 class Translate(UseWithPenalty):
-    """Translate text, line by line, to standard output. Blank lines stay where they are."""
+    """Translate text, line by line, to standard output. Blank lines stay where they are.
+
+    Example: echo 'Monday, 3 March' | softtopk translate translate run
+    """
 
     file: Path | None = setting(
         None, "Text, a sentence on every line.", argument=True, shown="standard input"
@@ -111,7 +107,10 @@ class Translate(UseWithPenalty):
 
 @dataclass(frozen=True, kw_only=True)
 class Attention(Use):
-    """Draw where in a sentence a model looks, and print what it looks at most for each token."""
+    """Draw where in a sentence a model looks, and print what it looks at most for each token.
+
+    Example: softtopk translate attention run --text 'Monday, 3 March' --out attention.png
+    """
 
     text: str = setting(help="The sentence to translate.")
     translation: str | None = setting(None, "Its translation.", shown="the model's own")

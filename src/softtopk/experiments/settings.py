@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 import types
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from ..errors import UsageError
+from .errors import UsageError
 
 MAIN, MACHINE = "Main options", "Machine"  # groups that many commands have
 Effect = dict[str, Collection[Any]]
@@ -23,76 +23,37 @@ Effect = dict[str, Collection[Any]]
 _KEY = "setting"
 
 
-def setting(
-    default: Any = MISSING,
-    help: str = "",
-    *,
-    factory: Callable[[], Any] | None = None,
-    group: str = MAIN,
-    low: float | None = None,
-    above: float | None = None,
-    high: float | None = None,
-    below: float | None = None,
-    choices: Sequence[str] = (),
-    all_of: Sequence[str] = (),
-    only: Effect | None = None,
-    shown: str = "",
-    argument: bool = False,
-    switch: bool = False,
-) -> Any:
-    """A field of a `Declared` dataclass.
-
-    Args:
-        default: Without one the setting has to be given.
-        factory: Makes a default that depends on the machine.
-        help: What it is, for the help of a command.
-        group: The heading that it stands under there.
-        low, high: The least and the largest value.
-        above, below: Bounds that are not values themselves.
-        choices: The values of a text, or of the parts of a list; a `Literal` type has them too.
-        all_of: What ``all`` stands for in a list.
-        only: What it has an effect with.
-        shown: The default as the help names it, if that says more than its value.
-        argument: Given by its place, without its name.
-        switch: Off unless it is given, with no option to turn it off.
-    """
-    bounds = {"low": low, "above": above, "high": high, "below": below}
-    said = {
-        "help": help,
-        "group": group,
-        "bounds": {name: bound for name, bound in bounds.items() if bound is not None},
-        "choices": tuple(choices),
-        "all_of": tuple(all_of),
-        "only": only or {},
-        "shown": shown,
-        "argument": argument,
-        "switch": switch,
-    }
-    if factory is not None:
-        return field(default_factory=factory, metadata={_KEY: said})
-    return field(default=default, metadata={_KEY: said})
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What was declared of a setting."""
+    """What is declared of a setting. The first five are read off the field."""
 
-    name: str
-    kind: type
+    name: str = ""
+    kind: type = str
     """Of the value, or of the parts of a list."""
-    is_list: bool
-    default: Any
-    """`dataclasses.MISSING` if there is none."""
-    help: str
-    group: str
-    bounds: Mapping[str, float]
-    choices: tuple[str, ...]
-    all_of: tuple[str, ...]
-    only: Effect
-    shown: str
-    argument: bool
-    switch: bool
-    can_be_none: bool
+    is_list: bool = False
+    can_be_none: bool = False
+    default: Any = None
+    """`dataclasses.MISSING` if the setting has to be given."""
+    help: str = ""
+    group: str = MAIN
+    """The heading that it stands under in the help of a command."""
+    low: float | None = None
+    above: float | None = None
+    high: float | None = None
+    below: float | None = None
+    """``low`` and ``high`` are the least and the largest value, the others no values themselves."""
+    choices: tuple[str, ...] = ()
+    """The values of a text, or of the parts of a list; a `Literal` type has them too."""
+    all_of: tuple[str, ...] = ()
+    """What ``all`` stands for in a list."""
+    only: Effect = field(default_factory=dict)
+    """What it has an effect with."""
+    shown: str = ""
+    """The default as the help names it, if that says more than its value."""
+    argument: bool = False
+    """Given by its place, without its name."""
+    switch: bool = False
+    """Off unless it is given, with no option to turn it off."""
 
     @property
     def flag(self) -> str:
@@ -142,9 +103,9 @@ class Setting:
         for part in parts:
             if self.choices and part not in self.choices:
                 raise self._wrong(part)
-            if self.bounds and not (
+            if self._bounds and not (
                 math.isfinite(part)
-                and all(_HOLDS[name](part, bound) for name, bound in self.bounds.items())
+                and all(_HOLDS[name](part, bound) for name, bound in self._bounds.items())
             ):
                 raise self._wrong(as_text(value) if self.is_list else part)
 
@@ -159,15 +120,20 @@ class Setting:
             return f"one or more numbers{self._range()}, with commas between them"
         return f"a number{self._range()}"
 
+    @property
+    def _bounds(self) -> dict[str, float]:
+        bounds = {name: getattr(self, name) for name in _HOLDS}
+        return {name: bound for name, bound in bounds.items() if bound is not None}
+
     def _range(self) -> str:
         """
-        >>> declared(TrainOptions)["seed"]._range()
-        ' from 0 to below 4.29497e+09'
+        >>> Setting(low=1)._range(), Setting(low=0, below=1)._range()
+        (' of at least 1', ' from 0 to below 1')
         """
-        words = dict(_WORDS)
-        if len(self.bounds) == 1:
-            words["low"], words["high"], words["below"] = "of at least", "of at most", "below"
-        return "".join(f" {words[name]} {bound:g}" for name, bound in self.bounds.items())
+        words = {"low": "from", "above": "above", "high": "to", "below": "to below"}
+        if len(self._bounds) == 1:
+            words |= {"low": "of at least", "high": "of at most", "below": "below"}
+        return "".join(f" {words[name]} {bound:g}" for name, bound in self._bounds.items())
 
     def missing(self, values: Mapping[str, Any]) -> str | None:
         """The setting in ``values`` with which this one has no effect, if there is one."""
@@ -189,7 +155,19 @@ _HOLDS: dict[str, Callable[[float, float], bool]] = {
     "high": lambda value, bound: value <= bound,
     "below": lambda value, bound: value < bound,
 }
-_WORDS = {"low": "from", "above": "above", "high": "to", "below": "to below"}
+
+
+def setting(
+    default: Any = MISSING, help: str = "", *, factory: Callable[[], Any] | None = None, **said: Any
+) -> Any:
+    """A field of a `Declared` dataclass; ``said`` are fields of `Setting`.
+
+    ``factory`` makes a default that depends on the machine.
+    """
+    metadata = {_KEY: Setting(help=help, **said)}
+    if factory is not None:
+        return field(default_factory=factory, metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 def as_text(value: Any) -> str:
@@ -222,28 +200,31 @@ def declared(settings: type) -> dict[str, Setting]:
 @cache
 def _declared(settings: Any) -> dict[str, Setting]:
     hints = get_type_hints(settings)
-    found = {}
-    for item in fields(settings):
-        if _KEY in item.metadata:
-            said = dict(item.metadata[_KEY])
-            default = item.default if item.default_factory is MISSING else None
-            kind, is_list, can_be_none, literals = _read_type(hints[item.name])
-            said["choices"] = said["choices"] or literals
-            found[item.name] = Setting(
-                name=item.name, kind=kind, is_list=is_list, default=default,
-                can_be_none=can_be_none, **said,
-            )  # fmt: skip
-    return found
+    return {
+        item.name: replace(
+            item.metadata[_KEY],
+            name=item.name,
+            default=item.default if item.default_factory is MISSING else None,
+            **_read_type(hints[item.name]),
+        )
+        for item in fields(settings)
+        if _KEY in item.metadata
+    }
 
 
-def _read_type(hint: Any) -> tuple[type, bool, bool, tuple[str, ...]]:
-    """Of a type such as ``tuple[int, ...] | None``: int, is a list, can be None, no choices."""
+def _read_type(hint: Any) -> dict[str, Any]:
+    """What a type says of a setting.
+
+    >>> _read_type(tuple[int, ...] | None)
+    {'kind': <class 'int'>, 'is_list': True, 'can_be_none': True}
+    """
     options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     (kind,) = (option for option in options if option is not type(None))
     is_list = get_origin(kind) is tuple
     kind = get_args(kind)[0] if is_list else kind
-    literals = get_args(kind) if get_origin(kind) is Literal else ()
-    return (str if literals else kind), is_list, type(None) in options, literals
+    literals = {"choices": get_args(kind)} if get_origin(kind) is Literal else {}
+    kind = str if literals else kind
+    return {"kind": kind, "is_list": is_list, "can_be_none": type(None) in options, **literals}
 
 
 def parse_given(settings: type, given: Mapping[str, Any]) -> dict[str, Any]:
