@@ -85,6 +85,22 @@ class Recipe:
         rise = min(1.0, (step + 1) / max(1.0, self.warmup * total))
         return self.lr * rise * SCHEDULES[self.schedule](step / total)
 
+    def training_k(self, k: int, n: int, leave_one_out: bool) -> int:
+        """The number of neighbours to train with, if there are ``n`` samples: ``k`` or fewer.
+
+        Of all templates of a step chosen, there would be nothing to learn.
+
+        >>> Recipe(batch_size=100, template_size=100).training_k(9, 1000, leave_one_out=False)
+        9
+        >>> Recipe(batch_size=10, template_size=10).training_k(9, 1000, leave_one_out=False)
+        5
+        """
+        queries = min(self.batch_size, n // 2)
+        templates = min(self.template_size, n - queries)
+        if leave_one_out:  # the queries of the smallest batch, without the one in question
+            templates += n // math.ceil(n / queries) - 1
+        return min(k, max(1, templates // 2))
+
 
 class Training:
     """Trains ``objective`` on samples, one step at a time.

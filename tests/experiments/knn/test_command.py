@@ -380,7 +380,7 @@ def test_resuming_with_other_options_is_refused(
         (["--batch-size", "0"], "--batch-size must be an int of at least 1"),
         (["--holdout", "100000"], "--holdout 100000"),
         (["--lr", "nan"], "lr must be finite"),
-        (["--schedule", "weekly"], "schedule must be one of"),
+        (["--schedule", "weekly"], "--schedule 'weekly': give one of constant, cosine, linear"),
         (["--objective", "hope"], "--objective 'hope'"),
         (["--metric", "taxicab"], "--metric 'taxicab'"),
         (["--normalize", "all"], "--normalize 'all'"),
