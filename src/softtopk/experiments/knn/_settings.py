@@ -215,8 +215,8 @@ def temperature(settings: Settings, relaxation: str) -> float:
 
 def make_settings(given: Mapping[str, Any]) -> Settings:
     """The settings of a preset, with what was ``given`` in their place."""
-    data = Settings(**{name: given[name] for name in ("data",) if name in given}).data
-    preset = Settings(preset=given.get("preset", DEFAULT_PRESET[data])).preset
+    data = given.get("data", Settings.data)
+    preset = given.get("preset", DEFAULT_PRESET[data])
     return Settings(**{"data": data, "preset": preset, **PRESETS[data][preset], **given})
 
 

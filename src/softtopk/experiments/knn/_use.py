@@ -62,9 +62,10 @@ def plot(options: Plot) -> int:
     folder = options.out or options.run
     check_out(folder, folder=True)
     panels = []
-    # Without a choice: what there is to see, the images as they are and the features of ours.
-    both = [name for name in ("knn", "soft-topk") if name in runs]
-    for name in (options.method and wanted) or both or wanted:
+    shown = wanted
+    if not options.method:  # what there is to see: the images as they are and the features of ours
+        shown = tuple(name for name in ("knn", "soft-topk") if name in runs) or wanted
+    for name in shown:
         model, data = _trained(runs[name], options.data_dir)
         features = model.features(model.samples.test).numpy()
         panels.append(Panel(model.method.label, features, data.test.labels.numpy()))
