@@ -36,7 +36,7 @@ def main() -> None:
     scores = torch.randn(ROWS, N, requires_grad=True)
     cases = {f"`{name}`": relaxations.get(name) for name in relaxations.names()}
     by_iteration = partial(relaxations.sinkhorn_sort, solver=Sinkhorn(tol=1e-4))
-    cases["`cuturi`, `solver=Sinkhorn(tol=1e-4)`"] = by_iteration
+    cases["`sinkhorn-sort`, `solver=Sinkhorn(tol=1e-4)`"] = by_iteration
     print(f"| name | ms | largest A at eps = {COLD} |\n|---|---|---|")
     for name, relaxation in cases.items():
         largest = relaxation(scores, K, eps=COLD).max().item()

@@ -616,7 +616,7 @@ def soft_beam_nats(
     embedding: Tensor,
     gold: Sequence[int],
     *,
-    follow: Literal["best", "until-departure", "gold"] = "best",
+    follow: Literal["best", "gold"] = "best",
     beam_size: int,
     eps: float,
     normalized: bool = False,
@@ -631,12 +631,10 @@ def soft_beam_nats(
     if follow == "gold":
         return _nats_along_gold(step, state, embedding, gold, bos=bos, **options), len(gold)
     best = best_of(soft_beam(step, state, embedding, len(gold), bos=bos, **options))
-    total, counted = embedding.new_zeros(()), 0
-    for row, token, own in zip(best.log_probs, gold, best.tokens, strict=True):
-        total, counted = total - row[token], counted + 1
-        if follow == "until-departure" and own != token:
-            break
-    return total, counted
+    total = embedding.new_zeros(())
+    for row, token in zip(best.log_probs, gold, strict=True):
+        total = total - row[token]
+    return total, len(gold)
 
 
 def _nats_along_gold(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import platform
 import re
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 from softtopk import _environment, cli, kernels
+from softtopk.cli._info import describe
 
 VERSION = metadata.version("softtopk")
 
@@ -45,7 +47,7 @@ def test_info_prints_one_fact_per_line(info: dict[str, str]) -> None:
     assert info["softtopk"] == VERSION
     assert platform.python_version() in info["Python"]
     assert info["torch"] == torch.__version__
-    assert info["typer"] == metadata.version("typer")
+    assert info["cyclopts"] == metadata.version("cyclopts")
     assert int(info["CPU threads"]) >= 1
     assert info["devices"].startswith("cpu")
     assert info["kernels"] == str(kernels.status())
@@ -80,25 +82,25 @@ def test_unknown_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) ->
     assert "nonsense" in capsys.readouterr().err
 
 
-def test_info_works_without_typer() -> None:
-    block = "import sys; sys.modules['typer'] = None; sys.modules['rich'] = None; "
+def test_info_works_without_cyclopts() -> None:
+    block = "import sys; sys.modules['cyclopts'] = None; sys.modules['rich'] = None; "
     text = run("-c", block + "from softtopk.cli import main; main()", "info")
     assert rows(text)["softtopk"] == VERSION
 
 
-def test_version_works_without_typer(
+def test_version_works_without_cyclopts(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "typer", None)
+    monkeypatch.setitem(sys.modules, "cyclopts", None)
     cli.main(["--version"])
     assert capsys.readouterr().out == f"softtopk {VERSION}\n"
 
 
 @pytest.mark.parametrize("args", [[], ["info", "--json"], ["nonsense"]])
-def test_all_else_without_typer_names_the_extra(
+def test_all_else_without_cyclopts_names_the_extra(
     args: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "typer", None)
+    monkeypatch.setitem(sys.modules, "cyclopts", None)
     message = exit_code(*args)  # Python prints a message given as exit code and exits with 1
     assert isinstance(message, str)
     assert "pip install 'softtopk[cli]'" in message
@@ -106,23 +108,23 @@ def test_all_else_without_typer_names_the_extra(
     assert capsys.readouterr().out == ""
 
 
-def test_a_broken_typer_is_not_taken_for_a_missing_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.split(".")[0] == "typer"]:
+def test_a_broken_cyclopts_is_not_taken_for_a_missing_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] == "cyclopts"]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "typer.main", None)
-    with pytest.raises(ModuleNotFoundError, match=r"typer\.main"):
+    monkeypatch.setitem(sys.modules, "cyclopts.core", None)
+    with pytest.raises(ModuleNotFoundError, match=r"cyclopts\.core"):
         cli.main(["info"])
 
 
 def test_importing_the_command_line_loads_no_optional_dependency() -> None:
     loaded = run("-c", "import softtopk.cli, sys; print(*sys.modules)").split()
     assert "softtopk.cli" in loaded
-    assert not set(loaded) & {"typer", "rich", "matplotlib", "sklearn", "faiss"}
+    assert not set(loaded) & {"cyclopts", "rich", "matplotlib", "sklearn", "faiss"}
 
 
 def test_missing_dependency_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(_environment.OPTIONAL, "no-such-distribution", "plot")
-    text = cli._describe(_environment.collect())
+    text = describe(_environment.collect())
     assert rows(text)["no-such-distribution"] == "not installed (pip install 'softtopk[plot]')"
 
 
@@ -132,7 +134,7 @@ def test_accelerators_are_listed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
     environment = _environment.collect()
     assert environment.accelerators == ("meta:0", "meta:1")
-    assert rows(cli._describe(environment))["devices"] == "cpu, meta:0, meta:1"
+    assert rows(describe(environment))["devices"] == "cpu, meta:0, meta:1"
 
 
 def test_the_extras_are_those_of_the_package() -> None:
@@ -146,14 +148,33 @@ def test_the_extras_are_those_of_the_package() -> None:
     assert declared == _environment.OPTIONAL
 
 
-def test_a_refusal_of_the_system_is_a_message() -> None:
-    import typer
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (OSError(errno.ENOSPC, "No space"), "softtopk: No space; see to that"),
+        (OSError(errno.EROFS, "Read-only", "a.png"), "softtopk: a.png: Read-only; see to that"),
+    ],
+)
+def test_a_refusal_of_the_system_is_a_message(
+    error: OSError,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def refuse() -> None:
+        raise error
 
-    from softtopk.cli._errors import usage_errors
+    monkeypatch.setattr(_environment, "collect", refuse)
+    assert exit_code("info") == 2
+    assert capsys.readouterr().err.startswith(message)
 
-    with pytest.raises(typer.BadParameter, match=r"^No space; see to that"), usage_errors():
-        raise OSError(errno.ENOSPC, "No space")
-    with pytest.raises(typer.BadParameter, match=r"^a\.png: Read-only; see"), usage_errors():
-        raise OSError(errno.EROFS, "Read-only", "a.png")
-    with pytest.raises(BrokenPipeError), usage_errors():  # the end of `... | head`
-        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+def test_the_end_of_a_pipe_is_no_error() -> None:
+    """As in `softtopk info | head`."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as pipe:
+        process = subprocess.run(
+            [sys.executable, "-m", "softtopk", "info"], stdout=pipe, stderr=subprocess.PIPE
+        )
+    assert (process.returncode, process.stderr) == (1, b"")

@@ -118,7 +118,7 @@ def test_importing_the_package_loads_no_optional_dependency() -> None:
     assert result.returncode == 0, result.stderr
     loaded = set(result.stdout.split())
     assert "softtopk" in loaded
-    assert not loaded & {"typer", "rich", "matplotlib", "scipy", "sklearn", "transformers"}
+    assert not loaded & {"cyclopts", "rich", "matplotlib", "scipy", "sklearn", "transformers"}
 
 
 # Folders that exist only on the machine of whoever wrote them.

@@ -11,7 +11,8 @@ import torch
 from . import kernels
 
 OPTIONAL = {
-    "typer": "cli",
+    "cyclopts": "cli",
+    "filelock": "cli",
     "rich": "cli",
     "matplotlib": "plot",
     "numpy": "plot",

@@ -262,7 +262,7 @@ def test_the_global_generators_are_left_alone() -> None:
     torch.manual_seed(5)
     np.random.seed(5)  # noqa: NPY002 # this is the generator in question
     before = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
-    for relaxation in ("soft-topk", "relax-subsample"):  # the latter draws noise
+    for relaxation in ("soft-topk", "relaxed-subset"):  # the latter draws noise
         model = quick(early_stopping=True, relaxation=relaxation).fit(X, y)
         model.predict(X)
     assert torch.equal(torch.get_rng_state(), before[0])
@@ -275,7 +275,7 @@ def with_dropout(shape: tuple[int, ...]) -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"relaxation": "relax-subsample"}, {"network": with_dropout}]
+    "settings", [{}, {"relaxation": "relaxed-subset"}, {"network": with_dropout}]
 )
 def test_fits_in_threads_are_those_in_a_row(settings: dict) -> None:
     X, y = blobs(40)
@@ -373,7 +373,7 @@ def test_in_a_grid_search(n_jobs: int) -> None:
     "settings",
     [
         {"relaxation": "neural-sort", "eps": 1.0},
-        {"relaxation": "softmax-k-times"},
+        {"relaxation": "successive-softmax"},
         {"relaxation_options": {"normalize": "batch"}, "eps": 1e-3},
         {"objective": "nll"},
         {"metric": "cosine"},

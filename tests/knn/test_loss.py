@@ -11,7 +11,7 @@ from softtopk import log_soft_topk, soft_topk
 from softtopk.knn import DivergedError, KNNObjective, Recipe, Training, knn_loss, soft_vote
 from softtopk.relaxations import names
 
-EPS = {"neural-sort": 1.0, "stochastic-neural-sort": 1.0, "cuturi": 0.05}
+EPS = {"neural-sort": 1.0, "stochastic-neural-sort": 1.0, "sinkhorn-sort": 0.05}
 
 
 def data(m: int = 6, n: int = 9, classes: int = 3, dtype=torch.double, seed: int = 0):
@@ -284,7 +284,7 @@ def test_far_from_the_own_class_the_gradient_does_not_vanish() -> None:
     torch.testing.assert_close(loss, expected)
 
 
-@pytest.mark.parametrize("relaxation", ["soft-topk", "softmax-k-times"])
+@pytest.mark.parametrize("relaxation", ["soft-topk", "successive-softmax"])
 @pytest.mark.parametrize("objective", ["vote", "nll"])
 def test_the_only_sample_of_a_class(relaxation: str, objective: str) -> None:
     """Its one template would be itself."""
@@ -301,7 +301,7 @@ def test_the_only_sample_of_a_class(relaxation: str, objective: str) -> None:
     assert all(gradient.isfinite().all() for gradient in gradients)
 
 
-@pytest.mark.parametrize("relaxation", ["soft-topk", "softmax-k-times"])
+@pytest.mark.parametrize("relaxation", ["soft-topk", "successive-softmax"])
 def test_no_template_of_the_class(relaxation: str) -> None:
     queries, _, templates, template_labels = data(dtype=torch.float32)
     queries.requires_grad_()

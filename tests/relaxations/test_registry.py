@@ -25,9 +25,9 @@ def test_the_names():
         "soft-topk",
         "neural-sort",
         "stochastic-neural-sort",
-        "cuturi",
-        "relax-subsample",
-        "softmax-k-times",
+        "sinkhorn-sort",
+        "relaxed-subset",
+        "successive-softmax",
         "hard",
     )
 
@@ -46,9 +46,9 @@ def test_the_names_lead_to_the_functions():
     scores = torch.randn(2, 6)
     assert relaxations.get("soft-topk") is relaxations.soft_topk
     assert relaxations.get("neural-sort") is relaxations.neural_sort
-    assert relaxations.get("cuturi") is relaxations.sinkhorn_sort
-    assert relaxations.get("relax-subsample") is relaxations.relaxed_subset
-    assert relaxations.get("softmax-k-times") is relaxations.successive_softmax
+    assert relaxations.get("sinkhorn-sort") is relaxations.sinkhorn_sort
+    assert relaxations.get("relaxed-subset") is relaxations.relaxed_subset
+    assert relaxations.get("successive-softmax") is relaxations.successive_softmax
     assert relaxations.get("hard") is relaxations.hard_topk
     torch.manual_seed(1)
     noisy = relaxations.get("stochastic-neural-sort")(scores, 2)
@@ -74,8 +74,8 @@ def test_a_name_is_replaced_only_on_request():
         relaxations.register("hard")(uniform)
     relaxations.register("hard", uniform, replace=True)
     assert relaxations.get("hard") is uniform
-    relaxations.register("cuturi", replace=True)(uniform)
-    assert relaxations.get("cuturi") is uniform
+    relaxations.register("sinkhorn-sort", replace=True)(uniform)
+    assert relaxations.get("sinkhorn-sort") is uniform
 
 
 def test_an_unknown_name():

@@ -92,10 +92,6 @@ SOFT = {"objective": "soft-beam", "eps": 0.1}
     [
         pytest.param(False, {**SOFT, "rho": 0.8}, id="copy-paper"),
         pytest.param(True, {**SOFT, "rho": 0.8}, id="reversal-paper"),
-        pytest.param(
-            *(True, {**SOFT, "rho": 0.5, "follow": "until-departure"}),
-            id="reversal-until-departure",
-        ),
         pytest.param(True, {**SOFT, "rho": 0, "follow": "gold"}, id="reversal-gold"),
         pytest.param(False, {"objective": "membership", "rho": 0.5}, id="copy-membership"),
         pytest.param(True, {"objective": "membership", "rho": 0.5}, id="reversal-membership"),

@@ -43,16 +43,16 @@ def _true_ranks(x: Tensor, k: int, tau: float) -> Tensor:
     and j + 1 elements come before threshold j. That is the minimum of a convex function of the
     thresholds, so a short enough step along Newton's direction shortens the residual.
     """
-    places = torch.arange(1, k + 1).double()
+    ranks = torch.arange(1, k + 1).double()
     best = x.topk(k + 1).values
     distance = (x.unsqueeze(-1) - (best[:-1] + best[1:]) / 2) / tau  # from the answer at eps = 0
 
     def solve(shift: Tensor) -> tuple[Tensor, Tensor]:
         logits = (distance - shift).flip(-1).cumsum(-1).flip(-1)
         plan = torch.cat([logits, torch.zeros_like(logits[:, :1])], -1).softmax(-1)
-        return plan, plan.cumsum(-1)[:, :k].sum(0) - places
+        return plan, plan.cumsum(-1)[:, :k].sum(0) - ranks
 
-    shift = torch.zeros_like(places)
+    shift = torch.zeros_like(ranks)
     plan, residual = solve(shift)
     for _ in range(100):
         if residual.norm() < 1e-9:  # and about so large is the error in A

@@ -20,3 +20,13 @@ def require(module: str, what: str, extra: str, package: str | None = None) -> N
     """
     if importlib.util.find_spec(module) is None:
         raise UsageError(f"{what} needs {package or module}: pip install 'softtopk[{extra}]'")
+
+
+_EXTRAS = {"rich": "cli", "matplotlib": "plot"}
+_PACKAGES = {"sklearn": "scikit-learn"}
+
+
+def require_modules(*modules: str, extra: str = "cli") -> None:
+    """Refuse if one of the modules of a command is not installed; most come with ``extra``."""
+    for module in modules:
+        require(module, "this command", _EXTRAS.get(module, extra), _PACKAGES.get(module))

@@ -269,15 +269,9 @@ class SoftKNNClassifier(
         self.network_.eval()
 
     def _training(self, inputs: Tensor, labels: Tensor, recipe: Recipe, seed: int) -> Training:
-        n = len(inputs)
-        queries = min(recipe.batch_size, n // 2)
-        templates = min(recipe.template_size, n - queries)
-        if self.leave_one_out:  # the queries of the smallest batch, without the one in question
-            templates += n // math.ceil(n / queries) - 1
         objective = KNNObjective(
             self.network_,
-            # All templates chosen, there would be nothing to learn.
-            min(self.n_neighbors_, max(1, templates // 2)),
+            recipe.training_k(self.n_neighbors_, len(inputs), bool(self.leave_one_out)),
             objective=self.objective,
             relaxation=self.relaxation,
             eps=self.eps,

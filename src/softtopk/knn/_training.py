@@ -1,9 +1,7 @@
 """Minibatch training of a feature network, in steps that can be stopped and taken up again.
 
-All randomness is a function of the seed and the number of the step (the order of the samples: of
-the seed and the epoch). So the state between two steps is the weights, the optimiser's moments and
-the number of the step; a training that is loaded from there goes on exactly as if it had never
-stopped, and the global generators are left as they were.
+All randomness is that of `Steps`, but the order of the samples: a function of the seed and the
+epoch.
 """
 
 from __future__ import annotations
@@ -12,13 +10,13 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from .._random import drawing_from
-from .._training import DivergedError, mix, seeded
+from .._training import SCHEDULES, DivergedError, Steps, mix
 
 Optimizer = Literal["sgd", "adamw"]
 Schedule = Literal["constant", "cosine", "linear"]
@@ -70,7 +68,7 @@ class Recipe:
         for name in ("momentum", "warmup"):
             if getattr(self, name) >= 1:
                 raise ValueError(f"{name} must be below 1, got {name}={getattr(self, name)!r}")
-        for name, choices in (("optimizer", ("sgd", "adamw")), ("schedule", tuple(_SCHEDULES))):
+        for name, choices in (("optimizer", ("sgd", "adamw")), ("schedule", tuple(SCHEDULES))):
             if getattr(self, name) not in choices:
                 raise ValueError(
                     f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}"
@@ -83,17 +81,26 @@ class Recipe:
         0.5
         """
         rise = min(1.0, (step + 1) / max(1.0, self.warmup * total))
-        return self.lr * rise * _SCHEDULES[self.schedule](step / total)
+        return self.lr * rise * SCHEDULES[self.schedule](step / total)
+
+    def training_k(self, k: int, n: int, leave_one_out: bool) -> int:
+        """The number of neighbours to train with, if there are ``n`` samples: ``k`` or fewer.
+
+        Of all templates of a step chosen, there would be nothing to learn.
+
+        >>> Recipe(batch_size=100, template_size=100).training_k(9, 1000, leave_one_out=False)
+        9
+        >>> Recipe(batch_size=10, template_size=10).training_k(9, 1000, leave_one_out=False)
+        5
+        """
+        queries = min(self.batch_size, n // 2)
+        templates = min(self.template_size, n - queries)
+        if leave_one_out:  # the queries of the smallest batch, without the one in question
+            templates += n // math.ceil(n / queries) - 1
+        return min(k, max(1, templates // 2))
 
 
-_SCHEDULES: dict[str, Callable[[float], float]] = {
-    "constant": lambda done: 1.0,
-    "cosine": lambda done: 0.5 * (1 + math.cos(math.pi * done)),
-    "linear": lambda done: 1 - done,
-}
-
-
-class Training:
+class Training(Steps):
     """Trains ``objective`` on samples, one step at a time.
 
     Args:
@@ -130,17 +137,16 @@ class Training:
         self.uses_templates = bool(objective.uses_templates)
         if len(inputs) < 1 + self.uses_templates:
             raise ValueError(f"too few samples to train on, got {len(inputs)}")
-        self.device = torch.device(device)
         # Convolutions of a few channels are about a third faster in this layout on a CPU.
         self._layout = torch.channels_last if inputs.ndim == 4 else torch.contiguous_format
-        self.objective = objective.to(self.device)
+        self.objective = objective.to(device)
         self.objective.to(memory_format=self._layout)  # type: ignore[call-overload] # not in stubs
+        optimizer = _optimizer(self.objective, recipe)
+        super().__init__(self.objective, optimizer, seed, torch.device(device))
         self.inputs, self.labels = inputs, labels
-        self.recipe, self.seed, self.augment = recipe, seed, augment
-        self._seeded = drawing_from if own_generator else seeded
-        self.optimizer = _optimizer(self.objective, recipe)
-        self.step = 0
-        """Steps done."""
+        self.recipe, self.augment = recipe, augment
+        if own_generator:
+            self.seeded = drawing_from
         n = len(inputs)
         batch = min(recipe.batch_size, n // 2 if self.uses_templates else n)
         self.steps_per_epoch = math.ceil(n / batch)
@@ -162,19 +168,17 @@ class Training:
         rows = torch.cat([queries, templates])
         inputs = self.inputs[rows].to(self.device, memory_format=self._layout)
         labels = self.labels[rows].to(self.device)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.recipe.lr_at(self.step, self.total_steps)
-        self.objective.train()
-        with self._seeded(mix(self.seed, "step", self.step), self.device):
-            if self.augment is not None:
-                inputs = self.augment(inputs)
-            if self.uses_templates:
-                outcome: Outcome = self.objective(inputs, labels, len(queries))
-            else:
-                outcome = self.objective(inputs, labels)
-            self.optimizer.zero_grad()
-            outcome.loss.backward()
-        loss = outcome.loss.item()
+        accuracy = math.nan
+
+        def loss_of() -> Tensor:
+            nonlocal accuracy
+            changed = inputs if self.augment is None else self.augment(inputs)
+            extra = [len(queries)] if self.uses_templates else []
+            outcome: Outcome = self.objective(changed, labels, *extra)
+            accuracy = outcome.accuracy.item()
+            return outcome.loss
+
+        loss = self.differentiate(self.recipe.lr_at(self.step, self.total_steps), loss_of)
         if not math.isfinite(loss):
             # Before the update: the weights are still those of the last finite loss.
             raise DivergedError(
@@ -184,20 +188,7 @@ class Training:
         with torch.device("cpu"):  # where it counts its steps, whatever the default device is
             self.optimizer.step()
         self.step += 1
-        return {"loss": loss, "accuracy": outcome.accuracy.item()}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that changes in training, as tensors and plain values."""
-        return {
-            "step": self.step,
-            "objective": self.objective.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.objective.load_state_dict(state["objective"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.step = state["step"]
+        return {"loss": loss, "accuracy": accuracy}
 
     def _draw(self, step: int) -> tuple[Tensor, Tensor]:
         """Rows of the queries and of the templates of a step."""

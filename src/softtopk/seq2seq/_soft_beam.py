@@ -23,7 +23,7 @@ from ._states import DecoderStep, State, at_least_single, mix_rows
 
 Normalize = Literal["row", "batch"] | None
 Solver = Literal["exact", "sinkhorn"] | Sinkhorn
-Follow = Literal["best", "until-departure", "gold"]
+Follow = Literal["best", "gold"]
 
 
 class SoftBeams(NamedTuple):
@@ -335,12 +335,10 @@ def soft_beam_loss(
             gold tokens, as the loss is.
         follow: Which hypothesis gold is scored along. ``"best"``, the paper's: the likeliest at
             the end. Where it has a word more or less than gold, all later positions are compared
-            with the wrong gold token. ``"until-departure"``: the same, but only positions up to
-            the first at which it takes another token than gold; the loss is per position that
-            counts. ``"gold"``: the hypothesis whose
-            tokens are gold's so far; when there is none left, the search restarts from gold alone.
+            with the wrong gold token. ``"gold"``: the hypothesis whose tokens are gold's so far;
+            when there is none left, the search restarts from gold alone.
     """
-    check_choice("follow", follow, ("best", "until-departure", "gold"))
+    check_choice("follow", follow, ("best", "gold"))
     batch, vocabulary = check_search(init_state, embedding, beam_size, bos=bos, eos=eos, pad=pad)
     check_finite(init_state)
     lengths = check_gold(gold, batch, vocabulary, pad, eos)
@@ -359,9 +357,6 @@ def soft_beam_loss(
         beam = accept(proposal, eos)
         moves.append(proposal.move)
     along = gold_along_best(moves, lengths)
-    if follow == "until-departure":
-        departed = (ancestors_of_best(moves, lengths)[1] != gold).long()
-        counted = counted & (departed.cumsum(1) - departed == 0)
     return -along.masked_fill(~counted, 0.0).sum() / counted.sum()
 
 

@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from matplotlib.transforms import Bbox
 from softtopk import cli
 from softtopk.experiments._drawing import save_figure
 from softtopk.experiments.errors import UsageError
-from softtopk.experiments.figures import CATALOGUE, _command, _convergence, main
+from softtopk.experiments.figures import CATALOGUE, Options, _command, _convergence, main
 from softtopk.experiments.figures._exhibit import plain
 from softtopk.experiments.figures._index import index_page
 from softtopk.plotting import new_figure
@@ -46,6 +47,10 @@ def exit_code(*args: str) -> int | str | None:
     with pytest.raises(SystemExit) as caught:
         cli.main(["figures", *args])
     return caught.value.code
+
+
+def draw(out: Path, only: Sequence[str] = (), formats: Sequence[str] = ("png",)) -> int:
+    return main(Options(out=out, only=tuple(only), format=tuple(formats)))
 
 
 # ---------------------------------------------------------------------------------------- command
@@ -94,8 +99,8 @@ def test_some_figures(args: tuple[str, ...], names: set, kinds: set, tmp_path: P
 
 
 def test_the_index_keeps_the_figures_of_earlier_calls(tmp_path: Path) -> None:
-    main(tmp_path, ["bias"])
-    main(tmp_path, ["plan"], ["pdf"])
+    draw(tmp_path, ["bias"])
+    draw(tmp_path, ["plan"], ["pdf"])
     index = (tmp_path / "index.md").read_text()
     titles = re.findall("^## (.*)", index, re.MULTILINE)
     assert titles == [CATALOGUE["plan"].title, CATALOGUE["bias"].title, "The others"]
@@ -108,7 +113,7 @@ def test_the_index_keeps_the_figures_of_earlier_calls(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", MAGIC)
 def test_the_same_picture_is_the_same_file(kind: str, tmp_path: Path) -> None:
     for folder in ("a", "b"):
-        main(tmp_path / folder, ["plan"], [kind])
+        draw(tmp_path / folder, ["plan"], [kind])
     first, second = ((tmp_path / folder / f"plan.{kind}").read_bytes() for folder in ("a", "b"))
     assert first == second
     assert not any(mark in first for mark in (b"CreationDate", b"<dc:date>"))  # and so tomorrow
@@ -117,10 +122,10 @@ def test_the_same_picture_is_the_same_file(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("--only", "plans"), "--only 'plans': no such one; give indicator, plan, temperatures"),
-        (("--only", ""), "--only: give one or more of indicator, plan"),
-        (("--format", ","), "--format: give one or more of png, svg, pdf"),
-        (("--format", "jpg"), "--format 'jpg': no such one; give png, svg, pdf"),
+        (("--only", "plans"), "--only 'plans': give one or more of indicator, plan, temperatures"),
+        (("--only", ""), "--only '': give one or more of indicator, plan"),
+        (("--format", ","), "--format ',': give one or more of png, svg, pdf"),
+        (("--format", "jpg"), "--format 'jpg': give one or more of png, svg, pdf"),
     ],
 )
 def test_a_wrong_option_is_named(
@@ -142,10 +147,10 @@ def test_a_folder_that_cannot_be_written(
     file = tmp_path / "file"
     file.write_text("")
     with pytest.raises(UsageError, match=r"--out .*file: it is a file; give a folder"):
-        main(file)
+        draw(file)
     for home in (file, tmp_path / "missing"):
         with pytest.raises(UsageError, match=r"--out .*below: there is no folder .*; make it"):
-            main(home / "below", ["plan"])
+            draw(home / "below", ["plan"])
         assert not (tmp_path / "missing").exists()
     (tmp_path / "out" / "plan.png").mkdir(parents=True)
     assert exit_code("--out", str(tmp_path / "out"), "--only", "plan") == 2
@@ -156,15 +161,15 @@ def test_a_page_of_others_is_not_replaced(tmp_path: Path) -> None:
     for name in ("index.md", "plan.md"):
         (tmp_path / name).write_text("# My own")
     with pytest.raises(UsageError, match=r"its index\.md is not one of this command"):
-        main(tmp_path, ["plan"])
+        draw(tmp_path, ["plan"])
     assert (tmp_path / "index.md").read_text() == "# My own"
     (tmp_path / "index.md").unlink()
-    main(tmp_path, ["plan"])
+    draw(tmp_path, ["plan"])
     assert (tmp_path / "plan.md").read_text() == "# My own"
 
 
 def test_an_error_leaves_the_old_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    main(tmp_path, ["plan"])
+    draw(tmp_path, ["plan"])
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
 
     def fail(_: Any) -> Figure:
@@ -173,13 +178,13 @@ def test_an_error_leaves_the_old_files(tmp_path: Path, monkeypatch: pytest.Monke
     broken = dataclasses.replace(CATALOGUE["plan"], draw=fail, caption=lambda _: "")
     monkeypatch.setitem(CATALOGUE, "plan", broken)
     with pytest.raises(RuntimeError, match="cannot be drawn"):
-        main(tmp_path, ["plan"])
+        draw(tmp_path, ["plan"])
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_no_format_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--format: give one or more of png, svg, pdf"):
-        main(tmp_path, formats=())
+    with pytest.raises(UsageError, match="--format '': give one or more of png, svg, pdf"):
+        draw(tmp_path, formats=())
 
 
 @pytest.mark.parametrize(("name", "extra"), [("rich", "cli"), ("matplotlib", "plot")])
@@ -188,7 +193,7 @@ def test_a_missing_dependency_names_its_extra(
 ) -> None:
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(UsageError, match=rf"needs {name}: pip install 'softtopk\[{extra}\]'"):
-        main(tmp_path)
+        draw(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -200,7 +205,7 @@ def test_an_interrupt_leaves_what_is_finished(
 
     broken = dataclasses.replace(CATALOGUE["temperatures"], make=interrupt)
     monkeypatch.setitem(CATALOGUE, "temperatures", broken)
-    assert main(tmp_path) == 130
+    assert draw(tmp_path) == 130
     assert f"interrupted; 2 of 8 figures are in {tmp_path}" in capsys.readouterr().out
     assert "(plan.png)" in (tmp_path / "index.md").read_text()
     names = {path.name.partition(".")[0] for path in tmp_path.iterdir()}
@@ -221,7 +226,7 @@ def test_importing_the_figures_loads_no_optional_dependency() -> None:
     loaded = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.split()
-    assert not set(loaded) & {"typer", "rich", "matplotlib", "sklearn", "scipy"}
+    assert not set(loaded) & {"cyclopts", "rich", "matplotlib", "sklearn", "scipy"}
 
 
 # --------------------------------------------------------------------------------------- pictures
@@ -332,10 +337,10 @@ def test_write_exhibit_names_its_files(tmp_path: Path) -> None:
 
 
 def test_pictures_do_not_depend_on_settings(tmp_path: Path) -> None:
-    main(tmp_path / "usual", ["plan"])
+    draw(tmp_path / "usual", ["plan"])
     odd = {"axes.facecolor": "black", "font.size": 20.0, "savefig.bbox": "tight"}
     with rc_context(odd):
-        main(tmp_path / "odd", ["plan"])
+        draw(tmp_path / "odd", ["plan"])
         assert rcParams["font.size"] == 20.0
     usual, odd_one = ((tmp_path / name / "plan.png").read_bytes() for name in ("usual", "odd"))
     assert usual == odd_one

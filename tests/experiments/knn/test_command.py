@@ -27,12 +27,11 @@ from sklearn.neighbors import KNeighborsClassifier
 
 from softtopk import cli
 from softtopk.experiments.errors import UsageError
-from softtopk.experiments.knn import _command
 from softtopk.experiments.knn._execute import Model, Samples, relaxation_options
 from softtopk.experiments.knn._methods import METHODS, TABLE
 from softtopk.experiments.knn._settings import make_settings
-from softtopk.experiments.knn._tables import collect, to_markdown
-from softtopk.experiments.runs import Run, read_sealed, write_sealed
+from softtopk.experiments.knn._tables import collect, results
+from softtopk.experiments.runs import Experiment, Run, read_sealed, write_sealed
 
 QUICK = ("--subset", "200", "--epochs", "2", "--threads", "1")
 
@@ -179,7 +178,7 @@ def wait_for_epochs(out: Path, method: str, epochs: int, process: subprocess.Pop
         time.sleep(0.01)
 
 
-STOPPED = ("--method", "relax-subsample", "--subset", "300", "--epochs", "12", "--threads", "1")
+STOPPED = ("--method", "relaxed-subset", "--subset", "300", "--epochs", "12", "--threads", "1")
 
 
 @pytest.fixture(scope="module")
@@ -203,15 +202,15 @@ def test_a_stopped_run_goes_on_to_the_same_result(
     """Of the method that draws noise in every step."""
     out = tmp_path / "run"
     process = subprocess.Popen(command(out, *STOPPED), stdout=subprocess.DEVNULL)
-    wait_for_epochs(out, "relax-subsample", 2, process)
+    wait_for_epochs(out, "relaxed-subset", 2, process)
     process.send_signal(number)
     assert process.wait(60) == code
-    assert not (out / "relax-subsample" / "seed-0" / "result.json").exists()
+    assert not (out / "relaxed-subset" / "seed-0" / "result.json").exists()
     subprocess.run(command(out, "--resume"), check=True, capture_output=True)
-    assert curve(out, "relax-subsample") == curve(unstopped, "relax-subsample")
-    found, expected = (result(o, "relax-subsample") for o in (out, unstopped))
+    assert curve(out, "relaxed-subset") == curve(unstopped, "relaxed-subset")
+    found, expected = (result(o, "relaxed-subset") for o in (out, unstopped))
     assert found["correct"] == expected["correct"]
-    weights = [o / "relax-subsample" / "seed-0" / "model.safetensors" for o in (out, unstopped)]
+    weights = [o / "relaxed-subset" / "seed-0" / "model.safetensors" for o in (out, unstopped)]
     assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
@@ -256,7 +255,7 @@ def test_plot_draws_features_and_curves(everything: Path, tmp_path: Path) -> Non
 def test_the_temperature_on_record_is_the_one_that_is_used(
     data: str, preset: str, given: dict[str, Any]
 ) -> None:
-    settings = make_settings(data, preset, given)
+    settings = make_settings({"data": data, "preset": preset, **given})
     images, labels = torch.zeros(30, 1, 8, 8), torch.arange(30) % 10
     samples = Samples(images, labels, images, labels, tuple("0123456789"))
     for method in METHODS.values():
@@ -268,7 +267,8 @@ def test_the_temperature_on_record_is_the_one_that_is_used(
         objective = Model(method, settings, samples, seed=0).objective
         used = objective._selection.options
         assert {name: used[name] for name in recorded} == recorded
-    paper = relaxation_options(METHODS["soft-topk"], make_settings("cifar10", "paper", {}))
+    settings = make_settings({"data": "cifar10", "preset": "paper"})
+    paper = relaxation_options(METHODS["soft-topk"], settings)
     assert paper == {"eps": 1e-5, "normalize": "batch"}
 
 
@@ -313,7 +313,7 @@ def test_temperatures_tell_runs_apart(everything: Path, tmp_path: Path) -> None:
     other = copy_run(first, tmp_path / "other", relaxation=relaxation, seed=1)
     rows = collect([Run(first), Run(other)])
     assert [row.settings["eps"] for row in rows] == [0.5, 8.0]
-    text = to_markdown(rows)
+    text = results([Run(first), Run(other)]).markdown
     assert "--seed 1 --epochs 2 --subset 200 --eps 8.0" in text
     assert "| eps 0.5 |" in text
 
@@ -330,7 +330,7 @@ def test_what_a_method_does_not_depend_on_does_not_tell_its_runs_apart(
 def test_commands_have_the_seeds_that_were_run(everything: Path, tmp_path: Path) -> None:
     runs = [everything / name / "seed-0" for name in ("ce", "soft-topk")]
     runs.append(copy_run(runs[0], tmp_path / "other", seed=1))
-    text = to_markdown(collect([Run(path) for path in runs]))
+    text = results([Run(path) for path in runs]).markdown
     assert "--method ce --seed 0,1 " in text
     assert "--method soft-topk --seed 0 " in text
 
@@ -380,7 +380,7 @@ def test_resuming_with_other_options_is_refused(
         (["--batch-size", "0"], "--batch-size must be an int of at least 1"),
         (["--holdout", "100000"], "--holdout 100000"),
         (["--lr", "nan"], "lr must be finite"),
-        (["--schedule", "weekly"], "schedule must be one of"),
+        (["--schedule", "weekly"], "--schedule 'weekly': give one of constant, cosine, linear"),
         (["--objective", "hope"], "--objective 'hope'"),
         (["--metric", "taxicab"], "--metric 'taxicab'"),
         (["--normalize", "all"], "--normalize 'all'"),
@@ -525,8 +525,8 @@ def test_an_out_that_cannot_be_written_is_refused_before_the_work(
     def work(*_: Any) -> None:
         raise AssertionError("the work has begun")
 
-    monkeypatch.setattr(_command, "_trained", work)
-    monkeypatch.setattr(_command, "collect", work)
+    monkeypatch.setattr("softtopk.experiments.knn._use._trained", work)
+    monkeypatch.setattr(Experiment, "_show", work)
     (tmp_path / "file").touch()
     (tmp_path / "locked").mkdir()
     os.mkfifo(tmp_path / "device.md" if command == "table" else tmp_path / "device")

@@ -230,15 +230,6 @@ def test_nothing_is_announced_among_files_of_others(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["data"]
 
 
-def test_a_record_older_than_an_entry_can_be_resumed(tmp_path: Path) -> None:
-    open_run(tmp_path / "run", {"lr": 1.0}, resume=False)
-    new = {"lr": 1.0, "flip": False}
-    open_run(tmp_path / "run", new, resume=True, absent={"flip": False})
-    assert Run(tmp_path / "run").config["lr"] == 1.0
-    with pytest.raises(UsageError, match="flip was False, not True"):
-        open_run(tmp_path / "run", {**new, "flip": True}, resume=True, absent={"flip": False})
-
-
 def test_metrics_are_json_without_nan(tmp_path: Path) -> None:
     run = open_run(tmp_path / "run", {}, resume=False)
     run.log({"epoch": 1, "loss": 0.5, "accuracy": float("nan")})

@@ -19,17 +19,17 @@ import sacrebleu
 import torch
 
 from softtopk import cli
-from softtopk.experiments.runs import read_sealed, write_sealed
+from softtopk.experiments.runs import Experiment
 from softtopk.experiments.translation._training import Training
 from softtopk.seq2seq import Seq2Seq, Seq2SeqConfig
 
 ENGLISH = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
 FRENCH = ["un", "deux", "trois", "quatre", "cinq", "six", "sept", "huit"]
-TINY = (
+SMALL = (
     "--vocab", "60", "--hidden", "24", "--embedding", "24", "--batch-size", "16",
-    "--pretrain-lr", "0.02", "--threads", "1", "--eval-sentences", "10", "--beam", "3",
-    "--eval-beams", "1,3",
+    "--threads", "1", "--eval-sentences", "10", "--beam", "3", "--eval-beams", "1,3",
 )  # fmt: skip
+TINY = (*SMALL, "--pretrain-lr", "0.02")
 LEARNING = ("--pretrain-epochs", "8", "--updates", "12", "--eval-every", "5")
 
 
@@ -315,7 +315,7 @@ def test_ctrl_c_stops_after_a_step_and_says_how_to_go_on(corpus: Path, tmp_path:
 
 def test_early_stopping_ends_a_run(corpus: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    args = ["--data", str(corpus), "--updates", "0", "--pretrain-epochs", "20", *TINY]
+    args = ["--data", str(corpus), "--updates", "0", "--pretrain-epochs", "20", *SMALL]
     # A rate at which nothing is learned: no validation is better than the first.
     args += ["--patience", "2", "--pretrain-lr", "1e-12", "--pretrain-final-lr", "0", "--no-test"]
     assert exit_code("train", *args, "--out", str(out)) == 0
@@ -380,9 +380,12 @@ def test_the_builtin_corpus_needs_no_files(tmp_path: Path) -> None:
         (["--optimizer", "magic"], "--optimizer 'magic'"),
         (["--cell", "rnn"], "--cell 'rnn'"),
         (["--model", "rnn"], "--model 'rnn'"),
-        (["--heads", "2"], "--heads 2: a recurrent model has none"),
-        (["--model", "transformer", "--cell", "gru"], "--cell gru: a transformer model has none"),
-        (["--model", "transformer", "--embedding", "8"], "of the size --hidden; leave it out"),
+        (["--heads", "2"], "--heads 2: it is for --model transformer; leave it out"),
+        (["--model", "transformer", "--cell", "gru"], "--cell gru: it is for --model recurrent"),
+        (
+            ["--model", "transformer", "--embedding", "8"],
+            "it is for --model recurrent",
+        ),
         (["--model", "transformer", "--hidden", "30"], "--hidden 30: give a multiple of --heads"),
         (["--attention-k", "3"], "--attention-k 3: it is for --attention soft-topk"),
         (["--attention-in", "all", "--attention", "soft-topk"], "--attention-in all"),
@@ -391,7 +394,8 @@ def test_the_builtin_corpus_needs_no_files(tmp_path: Path) -> None:
         (["--dropout", "1"], "--dropout 1"),
         (["--scheduled-sampling", "2"], "--scheduled-sampling 2"),
         (["--eval-beams", "0"], "--eval-beams '0'"),
-        (["--eval-beams", "one"], "--eval-beams 'one'"),
+        (["--eval-beams", "one"], "--eval-beams 'one': give one or more numbers"),
+        (["--follow", "until-departure"], "--follow 'until-departure': give one of best, gold"),
         (["--pretrain-epochs", "0"], "--pretrain-epochs 0"),
         (["--updates", "-1"], "--updates -1"),
         (["--candidates", "5"], "--candidates 5"),
@@ -495,29 +499,6 @@ def test_a_transformer_is_trained_and_resumed(
     assert (config["model"], config["attention"], config["attention_k"]) == (
         "transformer", "soft-topk", 3,
     )  # fmt: skip
-
-
-def test_runs_from_before_there_was_another_model(everything: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(everything, run)
-    later = ("model", "layers", "heads", "feedforward", "attention", "attention_k",
-             "attention_eps", "attention_in", "pretrain_warmup")  # fmt: skip
-    for file in run.glob("*/seed-0/result.json"):
-        found = read_sealed(file)
-        del found["attention_tokens"], found["test"]
-        write_sealed(file, found)
-    for file in [run / "config.json", *run.glob("*/seed-0/config.json")]:
-        config = read_sealed(file)
-        assert config.keys() >= set(later)
-        older = {name: value for name, value in config.items() if name not in later}
-        write_sealed(file, older)
-    before = json.loads((run / "table.json").read_text())
-    assert exit_code("train", "--resume", "--out", str(run)) == 0  # which tests them once more
-    after = json.loads((run / "table.json").read_text())
-    for row in before:
-        row["attention_tokens"]["valid"] = []
-    assert after == before
-    assert exit_code("evaluate", str(run / "pretrain" / "seed-0"), "--beam", "1") == 0
 
 
 FEW = ("--threads", "1", "--updates", "2", "--no-test", "--eval-sentences", "5")
@@ -694,7 +675,7 @@ def test_a_start_that_was_killed_is_made_again(
         path.write_bytes(data)
 
     with monkeypatch.context() as patch:
-        for module in ("_data", "_command"):
+        for module in ("_data", "_train"):
             patch.setattr(f"softtopk.experiments.translation.{module}.write_atomic", write)
         patch.setattr("softtopk.experiments.translation._data.write_sealed", write)
         with pytest.raises(KilledError):
@@ -750,7 +731,7 @@ def test_translating_and_evaluating_read_what_they_need(
 
 def test_a_diverging_stage_is_said(corpus: Path, tmp_path: Path, capsys: Any) -> None:
     out = tmp_path / "run"
-    args = ["--data", str(corpus), *TINY, "--optimizer", "sgd", "--clip", "0"]
+    args = ["--data", str(corpus), *SMALL, "--optimizer", "sgd", "--clip", "0"]
     args += ["--pretrain-lr", "1e38", "--pretrain-final-lr", "1e38", "--updates", "3"]
     assert exit_code("train", *args, "--out", str(out)) == 1
     said = capsys.readouterr().out
@@ -922,11 +903,10 @@ def test_an_out_that_cannot_be_written_is_refused_before_the_work(
     def work(*_: Any, **__: Any) -> None:
         raise AssertionError("the work has begun")
 
-    for module, work_of in (
-        *(("_use", "finished_parts"), ("_use", "part_to_translate"), ("_command", "collect")),
-        *(("_command", "prepare_folder"), ("_command", "prepare_corpus")),
-    ):
-        monkeypatch.setattr(f"softtopk.experiments.translation.{module}.{work_of}", work)
+    for work_of in ("_use.part_to_translate", "_train.prepare_folder", "_train.prepare_corpus"):
+        monkeypatch.setattr(f"softtopk.experiments.translation.{work_of}", work)
+    for work_of in ("finished", "_show"):
+        monkeypatch.setattr(Experiment, work_of, work)
     (tmp_path / "file").touch()
     out = tmp_path / home / "below.png"
     args = {"attention": [str(everything), "--text", "one"], "prepare": [], "train": []}

@@ -12,15 +12,9 @@ import pytest
 
 from softtopk.experiments.errors import UsageError
 from softtopk.experiments.runs import Run, open_run
+from softtopk.experiments.translation._rows import collect, forcing_beside, softmax_beside
 from softtopk.experiments.translation._settings import Settings
-from softtopk.experiments.translation._tables import (
-    collect,
-    forcing_beside,
-    softmax_beside,
-    tables,
-    to_json,
-    to_markdown,
-)
+from softtopk.experiments.translation._tables import results
 
 CORPUS = {
     "name": "text", "source": "en", "target": "fr", "fingerprint": "f", "builtin": False,
@@ -82,7 +76,7 @@ def records(tmp_path: Path) -> Records:
 
 
 def cells(records: Records) -> list[dict[str, str]]:
-    (table,) = tables(collect(records.runs))
+    (table,) = results(records.runs).tables
     return [dict(zip(table.header, row, strict=True)) for row in table.rows]
 
 
@@ -98,7 +92,7 @@ def test_differences_are_taken_seed_by_seed(records: Records) -> None:
     assert second["Over teacher forcing"] == "+0.60 ± 0.10 (3)"
     assert second["Updates"] == "900"
     assert second["Seconds per update"] == "0.100"
-    text = to_markdown(collect(records.runs))
+    text = results(records.runs).markdown
     assert "--init WEIGHTS --pieces PIECES --objective soft-beam --seed 0,1,2,3" in text
     assert "# WEIGHTS: a file with the SHA-256 abcdefghijk\n" in text
     assert "--max-words 12" in text
@@ -110,7 +104,7 @@ def test_the_command_has_no_option_that_would_be_refused(records: Records) -> No
     known = {"en": "123", "fr": "456"}
     records.add("soft-beam", 0, 30.0, init=None, pieces=known, vocab=60, normalization="nfkc")
     records.add("membership", 0, 30.0, init=None, vocab=60, schedule="constant", final_lr=0.5)
-    text = to_markdown(collect(records.runs)).split("```")[1]
+    text = results(records.runs).markdown.split("```")[1]
     first, second = re.findall("softtopk.*", text)
     assert "--pieces PIECES" in first
     assert "--vocab" not in first
@@ -135,9 +129,9 @@ def test_the_baseline_has_the_same_updates_and_weights(records: Records) -> None
     best = forcing_beside(rows[-1], rows)
     assert best is not None
     assert best.settings["lr"] == 1e-3  # by its validation, not by its test
-    found = to_json(rows)[-1]["test"]["5"]["over_teacher_forcing"]
+    found = results(records.runs).records[-1]["test"]["5"]["over_teacher_forcing"]
     assert found["bleu"] == [pytest.approx(1.0)]
-    written = json.loads(json.dumps(to_json(rows)))[-1]
+    written = json.loads(json.dumps(results(records.runs).records))[-1]
     assert written["stage"] == "membership"
     assert (written["seconds_per_update"], written["cpu_seconds_per_update"]) == (0.1, 0.05)
 
@@ -163,11 +157,14 @@ def test_attention_is_compared_with_that_of_the_same_model(records: Records) -> 
     assert "Over teacher forcing" not in softmax
     rows = collect(records.runs)
     assert [softmax_beside(row, rows) for row in rows] == [None, rows[0], None]
-    text = to_markdown(rows)
+    text = results(records.runs).markdown
     assert "37.30" in text
     assert "36.27" not in text
     assert "--attention soft-topk --attention-k 3" in text
-    assert to_json(rows)[1]["attention_tokens"] == {"valid": [9.0, 9.0], "test": [3.0, 3.0]}
+    assert results(records.runs).records[1]["attention_tokens"] == {
+        "valid": [9.0, 9.0],
+        "test": [3.0, 3.0],
+    }
 
 
 def test_settings_of_the_search_tell_its_rows_apart_only(records: Records) -> None:
@@ -187,7 +184,7 @@ def test_a_run_that_is_not_finished_is_said_to_be(records: Records) -> None:
     records.add("membership", 0, finished=False)
     rows = cells(records)
     assert rows[1]["Updates"] == "not finished"
-    assert "membership" not in to_markdown(collect(records.runs)).split("```")[1]
+    assert "membership" not in results(records.runs).markdown.split("```")[1]
 
 
 def test_runs_without_a_test_have_no_column_of_it(records: Records) -> None:
@@ -213,7 +210,7 @@ def test_settings_that_a_model_does_not_have_tell_no_rows_apart(records: Records
     rows = cells(records)
     assert [row["Settings"] for row in rows] == ["model transformer", "model recurrent"]
     assert [row["test, beam 5"].split()[0] for row in rows] == ["30.50", "32.50"]
-    text = to_markdown(collect(records.runs)).split("```")[1]
+    text = results(records.runs).markdown.split("```")[1]
     assert re.findall("--(?:model|cell|heads|layers|embedding|attention-).*? .*? ", text) == [
         "--model transformer "
     ]
@@ -239,8 +236,8 @@ def test_the_baseline_is_of_the_same_model(records: Records) -> None:
 def test_the_command_says_what_the_weights_would_bring_otherwise(records: Records) -> None:
     records.add("teacher-forcing", 0, 30.0)
     records.add("teacher-forcing", 0, 31.0, attention="soft-topk", dropout=0.1)
-    first, second = re.findall("softtopk.*", to_markdown(collect(records.runs)).split("```")[1])
-    assert "--dropout 0.2 --attention softmax" in first
+    first, second = re.findall("softtopk.*", results(records.runs).markdown.split("```")[1])
+    assert "--attention softmax --dropout 0.2" in first
     assert "--attention-k" not in first
     assert "--dropout 0.1" in second
     assert "--attention soft-topk --attention-k 5 --attention-eps 1.0" in second

@@ -3,7 +3,7 @@
 from softtopk.experiments.errors import UsageError
 
 from ._cases import Case
-from ._command import main, make_settings
+from ._command import Options, main, make_settings
 from ._peers import PEERS, Peer
 from ._presets import PRESETS, Preset
 from ._results import CaseResult, Record, Result, Timing
@@ -16,6 +16,7 @@ __all__ = [
     "TARGETS",
     "Case",
     "CaseResult",
+    "Options",
     "Outcome",
     "Peer",
     "Preset",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ import torch
 import softtopk
 from softtopk import _environment
 from softtopk.experiments._files import check_out
-from softtopk.experiments.errors import UsageError, require
+from softtopk.experiments.errors import UsageError, require_modules
 from softtopk.experiments.runs import INTERRUPTED
+from softtopk.experiments.settings import Declared, setting
 
 from ._cases import EPS, cases_of_size, parse_size
 from ._pictures import draw_pictures
@@ -25,27 +27,42 @@ from ._tables import RichReport, target_table
 from ._targets import TARGET_CASES, TARGET_PEERS, assess
 
 
-def make_settings(preset: str, sizes: Sequence[str], eps: float | None, **given: Any) -> Settings:
+@dataclass(frozen=True, kw_only=True)
+class Options(Declared):
+    """Measure time, memory and error against every peer that is installed.
+
+    Example: softtopk bench --preset quick --out bench
+    """
+
+    preset: str = setting(
+        "full",
+        "The cases: full has all peers and takes 15 minutes, quick takes 2.",
+        choices=tuple(PRESETS),
+    )
+    size: tuple[str, ...] = setting((), "ROWSxNxK instead of the preset's cases; may be repeated.")
+    eps: float | None = setting(None, "Temperature, with --size.", above=0, shown=f"{EPS:g}")
+    images: Path | None = setting(None, "Folder for the pictures.", shown="that of --out")
+
+
+def make_settings(options: Options, given: Mapping[str, Any]) -> Settings:
     """The settings of a preset, with what was given instead."""
-    if preset not in PRESETS:
-        raise UsageError(f"--preset {preset!r}: give {', '.join(PRESETS)}")
-    if eps is not None and not sizes:
-        raise UsageError(f"--eps {eps:g}: the presets have their own; give it with --size")
-    if eps is not None and not eps > 0:
-        raise UsageError(f"--eps {eps:g}: give a positive number")
-    chosen = PRESETS[preset]
-    cases = chosen.cases
-    if sizes:
-        cases = tuple(
-            case for text in sizes for case in cases_of_size(*parse_size(text), eps or EPS)
-        )
-    return Settings(cases, **{"repeats": chosen.repeats, "budget": chosen.budget, **given})
+    if options.eps is not None and not options.size:
+        raise UsageError(f"--eps {options.eps:g}: the presets have their own; give it with --size")
+    chosen = PRESETS[options.preset]
+    cases = tuple(
+        case
+        for text in options.size
+        for case in cases_of_size(*parse_size(text), options.eps or EPS)
+    )
+    values = {"repeats": chosen.repeats, "budget": chosen.budget, **given}
+    return Settings(cases or chosen.cases, **values)
 
 
-def main(settings: Settings, images: Path) -> int:
+def main(options: Options, given: Mapping[str, Any]) -> int:
     """Run, print, draw, and return the exit code."""
-    require("rich", "the benchmark", "cli")
-    require("matplotlib", "the benchmark", "plot")
+    settings = make_settings(options, given)
+    images = options.images or settings.out
+    require_modules("rich", "matplotlib")
     check_out(settings.out, folder=True)
     settings.out.mkdir(exist_ok=True)  # the pictures may lie in it
     check_out(images, "--images", folder=True)

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,6 +20,7 @@ import softtopk
 from softtopk import _environment
 from softtopk.experiments._truth import true_ranking, true_selection
 from softtopk.experiments.errors import UsageError
+from softtopk.experiments.settings import Declared, setting
 
 from ._cases import Case, problem_of, scores_of
 from ._measure import (
@@ -41,40 +42,43 @@ CHECKED_NUMBERS = 10**6
 FAR = 100
 GIVEN_UP = "given up at a smaller size: "
 ALL_PEERS = PEERS + TARGET_PEERS
+EFFORT = "Effort"
 
 
 @dataclass(frozen=True)
-class Settings:
-    """How to run. An error names the option of the command line that sets the field."""
+class Settings(Declared):
+    """How to run."""
 
     cases: tuple[Case, ...]
-    out: Path
-    repeats: int = 7
-    budget: float = 6.0
-    """Seconds for one peer in one case."""
-    threads: int = field(default_factory=lambda: min(2, available_cores()))
-    memory: float = field(default_factory=lambda: free_memory() / 2 / 2**30)
-    """GiB for one call of one peer."""
-    peers: tuple[str, ...] = ()
-    """Keys of the peers, all if empty."""
-    resume: bool = False
-
-    def __post_init__(self) -> None:
-        keys = list(dict.fromkeys(peer.key for peer in PEERS))
-        for key in self.peers:
-            if key not in keys:
-                raise UsageError(f"--peers {key!r}: there is no such peer; give {', '.join(keys)}")
-        if self.repeats < MIN_REPEATS:
-            raise UsageError(f"--repeats {self.repeats}: give at least {MIN_REPEATS}")
-        if not self.budget > 0:
-            raise UsageError(f"--budget {self.budget:g}: give a positive number of seconds")
-        if not self.memory > 0:
-            raise UsageError(f"--memory {self.memory:g}: give a positive number of GiB")
-        if not 1 <= self.threads <= available_cores():
-            raise UsageError(
-                f"--threads {self.threads}: give a number from 1 to {available_cores()}, the cores "
-                "that this process may use"
-            )
+    out: Path = setting(Path("bench"), "Folder for the results.")
+    peers: tuple[str, ...] = setting(
+        (),
+        "Only these, with commas between them.",
+        choices=tuple(dict.fromkeys(peer.key for peer in PEERS)),
+        shown="all that are installed",
+    )
+    resume: bool = setting(False, "Keep the finished cases in --out.", switch=True)
+    repeats: int = setting(
+        7, "Repetitions of each peer.", group=EFFORT, low=MIN_REPEATS, shown="the preset's"
+    )
+    budget: float = setting(
+        6.0, "Seconds for one peer in one case.", group=EFFORT, above=0, shown="the preset's"
+    )
+    memory: float = setting(
+        factory=lambda: free_memory() / 2 / 2**30,
+        help="GiB for one call of one peer.",
+        group=EFFORT,
+        above=0,
+        shown="half of what is free",
+    )
+    threads: int = setting(
+        factory=lambda: min(2, available_cores()),
+        help="CPU threads, at most the cores that this process may use.",
+        group=EFFORT,
+        low=1,
+        high=available_cores(),
+        shown="2, or 1 on one core",
+    )
 
     @property
     def record(self) -> Path:

@@ -9,8 +9,8 @@ tensor([5.0000, 2.0000], dtype=torch.float64)
 """
 
 from ._catalogue import CATALOGUE
-from ._command import main
+from ._command import Options, main
 from ._exhibit import Exhibit
 from ._plans import plan_of
 
-__all__ = ["CATALOGUE", "Exhibit", "main", "plan_of"]
+__all__ = ["CATALOGUE", "Exhibit", "Options", "main", "plan_of"]

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from softtopk.experiments._drawing import FORMATS, save_figure
 from softtopk.experiments._files import check_out, replacing
-from softtopk.experiments.errors import UsageError, require
+from softtopk.experiments.errors import UsageError, require_modules
 from softtopk.experiments.runs import INTERRUPTED, Report
+from softtopk.experiments.settings import Declared, setting
 from softtopk.plotting.style import standard_look
 
 from ._catalogue import CATALOGUE
@@ -21,19 +23,34 @@ from ._index import INDEX, TITLE, caption_file, index_page
 COLUMNS = 100
 
 
-def main(out: Path, only: Sequence[str] = (), formats: Sequence[str] = ("png",)) -> int:
+@dataclass(frozen=True, kw_only=True)
+class Options(Declared):
+    """Draw figures of the paper, and two more, from the operators (half a minute).
+
+    Example: softtopk figures --only plan,knn --format png,svg --out figures
+    """
+
+    out: Path = setting(Path("figures"), "Folder for the pictures and their index.")
+    only: tuple[str, ...] = setting(
+        (),
+        "Only these. Separate several by commas, or repeat the option.",
+        choices=tuple(CATALOGUE),
+        shown="all",
+    )
+    format: tuple[str, ...] = setting(("png",), "One or several likewise.", choices=tuple(FORMATS))
+
+
+def main(options: Options) -> int:
     """Draw the figures, by default all, into a folder with an index; return the exit code."""
-    require("rich", "the command", "cli")
-    require("matplotlib", "a picture", "plot")
-    names = _chosen("only", only, list(CATALOGUE)) if only else list(CATALOGUE)
-    kinds = _chosen("format", formats, list(FORMATS))
+    require_modules("rich", "matplotlib")
+    out, names = options.out, options.only or tuple(CATALOGUE)
     _check_folder(out)
     report = Report()
     done = 0
     try:
         for name in names:
             with report.console.status(f"drawing {name}"):  # on a terminal
-                written = write_exhibit(CATALOGUE[name], out, kinds)
+                written = write_exhibit(CATALOGUE[name], out, options.format)
                 # Each time, so that an interrupt finds it complete.
                 _write_text(out / INDEX, index_page(out))
             for path in written:
@@ -70,18 +87,6 @@ def _check_folder(out: Path) -> None:
             f"--out {out}: its {INDEX} is not one of this command, which would replace it; give "
             "another folder"
         )
-
-
-def _chosen(option: str, given: Sequence[str], known: Sequence[str]) -> list[str]:
-    """The names in comma-separated lists, each once."""
-    parts = (name.strip().lower() for text in given for name in text.split(","))
-    names = list(dict.fromkeys(name for name in parts if name))
-    for name in names:
-        if name not in known:
-            raise UsageError(f"--{option} {name!r}: no such one; give {', '.join(known)}")
-    if not names:
-        raise UsageError(f"--{option}: give one or more of {', '.join(known)}")
-    return names
 
 
 def _write_text(path: Path, text: str) -> None:

@@ -6,6 +6,18 @@ trains, and ends with the table. One method with one seed is one run, in the sen
 `softtopk.experiments.runs`, in RUN/<method>/seed-<seed>; methods and seeds can be added later.
 """
 
-from ._command import Plan, make_plan, plot, predict, table, train
+from ._settings import Settings
+from ._train import Table, Train, table, train
+from ._use import Plot, Predict, plot, predict
 
-__all__ = ["Plan", "make_plan", "plot", "predict", "table", "train"]
+__all__ = [
+    "Plot",
+    "Predict",
+    "Settings",
+    "Table",
+    "Train",
+    "plot",
+    "predict",
+    "table",
+    "train",
+]

@@ -164,7 +164,7 @@ def _objective(method: Method, settings: Settings, samples: Samples, seed: int) 
         options = relaxation_options(method, settings)
         return knn.KNNObjective(
             network,
-            settings.k,
+            settings.training_k(settings.k, len(samples.train), settings.leave_one_out),
             relaxation=method.relaxation,
             metric=settings.metric,
             objective=settings.objective,

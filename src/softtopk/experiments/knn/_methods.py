@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
-
-from ..errors import UsageError
 
 Features = Literal["pixels", "pca", "autoencoder", "classifier", "knn"]
 
@@ -42,20 +40,26 @@ TABLE = (
     Method("ae", "kNN+AE", "autoencoder", _figures(97.6, 44.2)),
     Method("pretrained", "kNN+pretrained CNN", "classifier", _figures(98.4, 91.1)),
     Method(
-        "relax-subsample",
+        "relaxed-subset",
         "RelaxSubSample",
         "knn",
         _figures(99.3, 90.1),
-        relaxation="relax-subsample",
+        relaxation="relaxed-subset",
     ),
     Method("neural-sort", "kNN+NeuralSort", "knn", _figures(99.5, 90.7), relaxation="neural-sort"),
-    Method("cuturi", "kNN+Cuturi et al.", "knn", _figures(99.0, 84.8), relaxation="cuturi"),
     Method(
-        "softmax-k-times",
+        "sinkhorn-sort",
+        "kNN+Cuturi et al.",
+        "knn",
+        _figures(99.0, 84.8),
+        relaxation="sinkhorn-sort",
+    ),
+    Method(
+        "successive-softmax",
         "kNN+Softmax k times",
         "knn",
         _figures(99.3, 92.2),
-        relaxation="softmax-k-times",
+        relaxation="successive-softmax",
     ),
     Method("ce", "CE+CNN", "classifier", _figures(99.0, 91.3), head=True),
     Method("soft-topk", "kNN+SOFT top-k", "knn", _figures(99.4, 92.6), relaxation="soft-topk"),
@@ -76,16 +80,15 @@ OTHERS = (
 METHODS = {method.name: method for method in (*TABLE, *OTHERS)}
 
 
-def parse_methods(text: str) -> tuple[Method, ...]:
-    """``"all"`` or names with commas between them, in the order of the table.
+ALL = tuple(method.name for method in TABLE)
+RELAXED = tuple(dict.fromkeys(m.relaxation for m in METHODS.values() if m.relaxation))
+"""The relaxations that features are trained through."""
 
-    >>> [method.name for method in parse_methods("soft-topk,knn")]
-    ['knn', 'soft-topk']
+
+def in_order(names: Collection[str]) -> tuple[str, ...]:
+    """The methods in the order of the table.
+
+    >>> in_order(["soft-topk", "knn"])
+    ('knn', 'soft-topk')
     """
-    names = [name.strip() for name in text.split(",")]
-    if names == ["all"]:
-        return TABLE
-    for name in names:
-        if name not in METHODS:
-            raise UsageError(f"--method {name!r}: give all, or some of {', '.join(METHODS)}")
-    return tuple(method for method in METHODS.values() if method.name in names)
+    return tuple(name for name in METHODS if name in names)

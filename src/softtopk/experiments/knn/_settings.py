@@ -7,73 +7,140 @@ the training set, one seed each; docs/knn_experiment.md says where the test set 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from softtopk.knn import Recipe
 
 from ..errors import UsageError
-from ._methods import Method
+from ..settings import MACHINE, Declared, Effect, relevant, setting
+from ._methods import RELAXED, Method
 
 DATA = ("digits", "mnist", "fashion-mnist", "cifar10")
 
+# The groups of settings.
+TRAINING, NEIGHBOURS, IMAGES = "Training", "Loss", "Images"
+PRESET = "the preset's"
+# What a setting has an effect with.
+_TRAINED: Effect = {"is_trained": (True,)}
+_RELAXED: Effect = {"relaxation": RELAXED}
+_VOTED: Effect = {"head": (False,)}
+
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(Recipe):
-    """The settings that all methods share, with the recipe of the training."""
+class Settings(Recipe, Declared):
+    """The settings that all methods share. Those of the recipe have its defaults and limits."""
 
-    data: str = "digits"
-    preset: str = "paper"
-    """Where the other settings come from, as far as they were not given."""
-    subset: int | None = None
-    """Train and test on so many images only."""
-    holdout: int | None = None
-    """Test on so many images of the training set instead of on the test set."""
-    k: int = 9
-    eps: float | None = None
-    """Temperature of the relaxation of every method; None for the one of each, see below."""
-    normalize: Literal["row", "batch"] | None = None
-    """How SOFT top-k scales its cost: row, batch or not at all."""
-    objective: Literal["vote", "nll"] = "vote"
-    metric: Literal["euclidean", "squared", "cosine"] = "euclidean"
-    leave_one_out: bool = False
-    """Let queries and templates of a step be each other's templates."""
-    shift: int = 0
-    """Augmentation: random shifts by up to so many pixels."""
-    flip: bool = False
-    """Augmentation: random reflections, left to right."""
-    device: str = "cpu"
-    threads: int = 1
+    epochs: int = setting(
+        Recipe.epochs, "Passes through all training images.", group=TRAINING, only=_TRAINED,
+        shown=PRESET,
+    )  # fmt: skip
+    batch_size: int = setting(
+        Recipe.batch_size, "Queries in a step.", group=TRAINING, only=_TRAINED
+    )
+    template_size: int = setting(
+        Recipe.template_size, "Templates in a step.", group=TRAINING, only=_TRAINED | _RELAXED
+    )
+    optimizer: Literal["sgd", "adamw"] = setting(
+        Recipe.optimizer, "The optimizer.", group=TRAINING, only=_TRAINED, shown=PRESET
+    )
+    lr: float = setting(Recipe.lr, "Learning rate.", group=TRAINING, only=_TRAINED, shown=PRESET)
+    momentum: float = setting(Recipe.momentum, "Momentum of sgd.", group=TRAINING, only=_TRAINED)
+    weight_decay: float = setting(
+        Recipe.weight_decay,
+        "Weight decay of either optimizer.",
+        group=TRAINING,
+        only=_TRAINED,
+        shown=PRESET,
+    )
+    schedule: Literal["constant", "cosine", "linear"] = setting(
+        Recipe.schedule, "How the learning rate goes to zero.", group=TRAINING, only=_TRAINED,
+        shown=PRESET,
+    )  # fmt: skip
+    warmup: float = setting(
+        Recipe.warmup,
+        "Share of the steps in which the learning rate rises.",
+        group=TRAINING,
+        only=_TRAINED,
+        shown=PRESET,
+    )
+
+    data: str = setting("digits", "Images to train on.", choices=DATA)
+    preset: str = setting(
+        "paper",
+        "Where the other settings start from: the paper's, or those that were tuned for the data.",
+        choices=("paper", "tuned"),
+        shown="paper for mnist and cifar10, which the paper has; tuned for the others",
+    )
+    subset: int | None = setting(
+        None, "Use only this many images, for a quick run.", group=IMAGES, low=1
+    )
+    holdout: int | None = setting(
+        None,
+        "Test on this many images of the training set, to tune without the test set.",
+        group=IMAGES,
+        low=1,
+    )
+    k: int = setting(9, "Number of neighbours.", low=1, only=_VOTED)
+    eps: float | None = setting(
+        None,
+        "Temperature of the relaxation.",
+        group=NEIGHBOURS,
+        above=0,
+        only=_RELAXED,
+        shown="each method's own",
+    )
+    normalize: Literal["row", "batch"] | None = setting(
+        None,
+        "How SOFT top-k scales its cost.",
+        group=NEIGHBOURS,
+        only={"relaxation": ("soft-topk",)},
+        shown=PRESET,
+    )
+    objective: Literal["vote", "nll"] = setting(
+        "vote",
+        "The share of the right class among the votes, as in the paper, or its logarithm.",
+        group=NEIGHBOURS,
+        only=_RELAXED,
+        shown=PRESET,
+    )
+    metric: Literal["euclidean", "squared", "cosine"] = setting(
+        "euclidean", "Distance of two features.", group=NEIGHBOURS, only=_VOTED
+    )
+    leave_one_out: bool = setting(
+        False,
+        "Let the queries and templates of a step be each other's templates.",
+        group=NEIGHBOURS,
+        only=_RELAXED,
+        shown=PRESET,
+    )
+    shift: int = setting(
+        0,
+        "Shift the images at random by at most this many pixels.",
+        group=IMAGES,
+        low=0,
+        only=_TRAINED,
+        shown=PRESET,
+    )
+    flip: bool = setting(
+        False, "Reflect half of the images.", group=IMAGES, only=_TRAINED, shown=PRESET
+    )
+    device: str = setting("cpu", "cpu, cuda, mps, ...", group=MACHINE)
+    threads: int = setting(1, "CPU threads.", group=MACHINE, low=1, shown="torch's")
 
     def __post_init__(self) -> None:
+        Declared.__post_init__(self)
         try:
-            super().__post_init__()
+            Recipe.__post_init__(self)
         except ValueError as error:
             name, _, rest = str(error).partition(" ")
             raise UsageError(f"--{name.replace('_', '-')} {rest}") from error
-        for name, least in (("k", 1), ("threads", 1), ("shift", 0), ("holdout", 1), ("subset", 1)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise UsageError(f"--{name} {value}: give at least {least}")
         if self.k > self.template_size:
             raise UsageError(
                 f"--k {self.k}: give at most the {self.template_size} templates of a step, or "
                 "raise --template-size"
             )
-        if self.eps is not None and not 0 < self.eps < float("inf"):
-            raise UsageError(f"--eps {self.eps:g}: give a positive number")
-        for name, choices in _CHOICES.items():
-            if getattr(self, name) not in choices:
-                wanted = ", ".join(choice or "none" for choice in choices)
-                raise UsageError(f"--{name} {getattr(self, name)!r}: give one of {wanted}")
 
-
-_CHOICES: dict[str, tuple[str | None, ...]] = {
-    "data": DATA,
-    "normalize": ("row", "batch", None),
-    "objective": ("vote", "nll"),
-    "metric": ("euclidean", "squared", "cosine"),
-}
 
 # The paper's table of settings, and its listing, which divides the cost by its largest entry in the
 # batch. The number of epochs is ours: the paper has none.
@@ -126,7 +193,12 @@ DEFAULT_PRESET = {"mnist": "paper", "cifar10": "paper", "digits": "tuned", "fash
 """The paper's own settings where the paper has some."""
 
 # Temperatures by relaxation. The paper has none for the methods that it copies figures of.
-_EPS = {"neural-sort": 4.0, "relax-subsample": 1.0, "softmax-k-times": 0.5, "cuturi": 0.01}
+_EPS = {
+    "neural-sort": 4.0,
+    "relaxed-subset": 1.0,
+    "successive-softmax": 0.5,
+    "sinkhorn-sort": 0.01,
+}
 # SOFT top-k: the paper's, which refer to a normalised cost, and ours for the cost as it is.
 _NORMALIZED_EPS = {"digits": 1e-3, "mnist": 1e-3, "fashion-mnist": 1e-3, "cifar10": 1e-5}
 _PLAIN_EPS = 0.5
@@ -141,50 +213,30 @@ def temperature(settings: Settings, relaxation: str) -> float:
     return _PLAIN_EPS if settings.normalize is None else _NORMALIZED_EPS[settings.data]
 
 
-def make_settings(data: str, preset: str | None, given: Mapping[str, Any]) -> Settings:
+def make_settings(given: Mapping[str, Any]) -> Settings:
     """The settings of a preset, with what was ``given`` in their place."""
-    if data not in DATA:
-        raise UsageError(f"--data {data!r}: give one of {', '.join(DATA)}")
-    preset = preset or DEFAULT_PRESET[data]
-    if preset not in PRESETS[data]:
-        raise UsageError(f"--preset {preset!r}: give one of {', '.join(PRESETS[data])}")
+    data = given.get("data", Settings.data)
+    preset = given.get("preset", DEFAULT_PRESET[data])
     return Settings(**{"data": data, "preset": preset, **PRESETS[data][preset], **given})
-
-
-def setting_names() -> tuple[str, ...]:
-    return tuple(field.name for field in fields(Settings))
-
-
-def settings_in(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings in the record of a run, which may be older than some of them."""
-    return {field.name: config.get(field.name, field.default) for field in fields(Settings)}
 
 
 def relevant_settings(method: Method) -> tuple[str, ...]:
     """The settings that a method's result or its training time depends on."""
-    irrelevant: set[str] = set()
-    if method.head:
-        irrelevant |= {"k", "metric"}
-    if not method.relaxation:
-        irrelevant |= {"eps", "normalize", "objective", "leave_one_out", "template_size"}
-    elif method.relaxation != "soft-topk":
-        irrelevant |= {"normalize"}
-    if not method.is_trained:
-        irrelevant |= {field.name for field in fields(Recipe)} | {"shift", "flip"}
-    return tuple(name for name in setting_names() if name not in irrelevant)
+    return relevant(
+        Settings,
+        {
+            "head": method.head,
+            "relaxation": method.relaxation,
+            "is_trained": method.is_trained,
+        },
+    )
 
 
 def given_settings(method: Method, settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a row of the table, with a temperature only if it had to be given."""
     out = dict(settings)
     if method.relaxation:
-        plain = Settings(**{**settings_in(settings), "eps": None})
+        plain = Settings(**{**asdict(Settings()), **settings, "eps": None})
         if temperature(plain, method.relaxation) == settings["eps"]:
             out["eps"] = None
     return out
-
-
-def changes_of(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Which of the settings have to be given beside the data and the preset."""
-    base = asdict(make_settings(settings["data"], settings["preset"], {}))
-    return {name: value for name, value in settings.items() if value != base[name]}

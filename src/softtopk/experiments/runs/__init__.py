@@ -21,23 +21,26 @@ or a file that counts without its digest.
 """
 
 from ._directory import Run, announce, find_runs, locked, open_run
+from ._experiment import Experiment, Results, attempt
 from ._files import check_digest, read_sealed, sealed, write_atomic, write_sealed
 from ._interrupt import INTERRUPTED, Interrupt, Interrupted
 from ._loop import Trainable, train
-from ._options import as_option, check_device, parse_seeds
+from ._options import check_device
 from ._report import Report
 from ._tables import Table, check_tables, duration, provenance, write_tables
 
 __all__ = [
     "INTERRUPTED",
+    "Experiment",
     "Interrupt",
     "Interrupted",
     "Report",
+    "Results",
     "Run",
     "Table",
     "Trainable",
     "announce",
-    "as_option",
+    "attempt",
     "check_device",
     "check_digest",
     "check_tables",
@@ -45,7 +48,6 @@ __all__ = [
     "find_runs",
     "locked",
     "open_run",
-    "parse_seeds",
     "provenance",
     "read_sealed",
     "sealed",

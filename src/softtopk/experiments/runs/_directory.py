@@ -168,13 +168,11 @@ def open_run(
     *,
     resume: bool,
     free: Collection[str] = (),
-    absent: Mapping[str, Any] | None = None,
 ) -> Run:
     """Make the folder of a run, or with ``resume`` take up the one that is there.
 
     A folder is taken up only for the same ``config``, and never written over. Entries named in
-    ``free`` may change; the folder then gets the new ones. ``absent`` has the values of entries
-    that an older record may not have.
+    ``free`` may change; the folder then gets the new ones.
     """
     config = json.loads(json.dumps({"format": FORMAT, **config}, allow_nan=False))
     path.parent.mkdir(parents=True, exist_ok=True)  # of a part, in the folder of its run
@@ -186,7 +184,7 @@ def open_run(
         return Run(path)
     if not resume:
         raise _taken(path)
-    before = {**(absent or {}), **Run(path).config}
+    before = Run(path).config
     differing = {name for name in {**before, **config} if before.get(name) != config.get(name)}
     if differing - set(free):
         changes = ", ".join(
@@ -263,19 +261,19 @@ def find_runs(paths: Iterable[Path]) -> list[Run]:
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Refuse to run where another process runs; the system frees the lock of a killed one."""
+    from filelock import FileLock, Timeout
+
     make_folder(path)
+    lock = FileLock(path / ".lock")
     try:
-        import fcntl
-    except ModuleNotFoundError:  # Windows: two runs in one folder are not noticed there
-        yield
-        return
-    with (path / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UsageError(f"--out {path}: another process is running there") from None
+        lock.acquire(blocking=False)
+    except Timeout:
+        raise UsageError(f"--out {path}: another process is running there") from None
+    try:
         remove_drafts(path.rglob(".*.tmp"))
         yield
+    finally:
+        lock.release()
 
 
 def _is_of_a_run(config: Path) -> bool:

@@ -9,30 +9,34 @@ that is needed to go on, to evaluate and to translate.
 """
 
 from ._builtin import builtin_corpus
-from ._command import compare, prepare_data, train
 from ._corpus import Corpus, Split, read_corpus
 from ._pieces import Pieces, Prepared, pairs_of, prepare_corpus, train_pieces
-from ._plan import Plan, make_plan
-from ._settings import parse_beams
-from ._use import evaluate, read_lines, show_attention, translate
+from ._plan import Train
+from ._settings import CORPUS, Settings
+from ._train import Compare, Prepare, compare, prepare, train
+from ._use import Attention, Evaluate, Translate, attention, evaluate, translate
 
 __all__ = [
+    "CORPUS",
+    "Attention",
+    "Compare",
     "Corpus",
+    "Evaluate",
     "Pieces",
-    "Plan",
+    "Prepare",
     "Prepared",
+    "Settings",
     "Split",
+    "Train",
+    "Translate",
+    "attention",
     "builtin_corpus",
     "compare",
     "evaluate",
-    "make_plan",
     "pairs_of",
-    "parse_beams",
+    "prepare",
     "prepare_corpus",
-    "prepare_data",
     "read_corpus",
-    "read_lines",
-    "show_attention",
     "train",
     "train_pieces",
     "translate",

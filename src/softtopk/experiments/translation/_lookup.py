@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from softtopk.seq2seq import EncoderDecoder, load
 
 from .._files import sha256
-from ..errors import UsageError, require
-from ..runs import Run, find_runs
+from ..errors import UsageError
+from ..runs import Experiment, Run
 from ._record import is_prepared
 from ._settings import PRETRAIN, STAGES
+from ._tables import results
 
-COMMAND = "translate train"
+EXPERIMENT = Experiment("translate train", "stage", "objectives", STAGES, results)
 DATA, INIT = "data", "init.safetensors"  # of a run, which needs no other files
-
-
-_EXTRAS = {"rich": "cli", "matplotlib": "plot"}  # all others: translate
-
-
-def require_modules(*modules: str) -> None:
-    for module in modules:
-        require(module, "this command", _EXTRAS.get(module, "translate"))
-
-
-def folder_of(out: Path, stage: str, seed: int) -> Path:
-    """The part of a run that is one stage with one seed."""
-    return out / stage / f"seed-{seed}"
 
 
 def root_of(part: Run) -> Path:
@@ -48,37 +35,9 @@ def data_of(part: Run) -> Path:
     return folder
 
 
-def read_config(out: Path) -> dict[str, Any]:
-    """What the run in ``out``, not one of its parts, was asked for."""
-    config = Run(out).config
-    if config.get("command") != COMMAND:
-        raise UsageError(f"--out {out}: this is not a run of softtopk {COMMAND}")
-    if "objectives" not in config:
-        raise UsageError(f"--out {out}: this is a part of a run; give the folder that holds it")
-    return config
-
-
-def find_parts(*paths: Path) -> list[Run]:
-    """The runs of single stages in these folders."""
-    runs = [run for run in find_runs(paths) if run.config.get("command") == COMMAND]
-    parts = [run for run in runs if "stage" in run.config]
-    if not parts:
-        names = ", ".join(map(str, paths))
-        raise UsageError(f"{names}: there is no run of softtopk {COMMAND} in it")
-    return parts
-
-
-def finished_parts(path: Path) -> list[Run]:
-    """The finished ones, in the order of the table."""
-    runs = [run for run in find_parts(path) if run.result]
-    if not runs:
-        raise UsageError(f"{path}: nothing in it is finished; go on with --resume")
-    return sorted(runs, key=lambda r: (STAGES.index(r.config["stage"]), r.config["seed"]))
-
-
 def part_to_translate(path: Path) -> Run:
     """That with the model of the one objective, else of the pre-training."""
-    runs = finished_parts(path)
+    runs = EXPERIMENT.finished(path)
     trained = [run for run in runs if run.config["stage"] != PRETRAIN] or runs
     if len({run.config["stage"] for run in trained}) > 1:
         names = ", ".join(str(run.path) for run in trained)
@@ -91,7 +50,7 @@ def weights_file(path: Path) -> Path:
     if path.is_file():
         part = Run(path.parent)
         return part.checked_weights() if path == part.weights and part.result else path
-    runs = finished_parts(path)
+    runs = EXPERIMENT.finished(path)
     first = [run for run in runs if run.config["stage"] == PRETRAIN]
     for some in (runs, first):
         if len(some) == 1:
@@ -105,7 +64,7 @@ def data_beside(weights: Path) -> Path | None:
     folder = weights.resolve().parent
     for root in (folder, folder.parent.parent):  # the weights a run began with, or those of a part
         known = is_prepared(root / DATA) and (root / "config.json").is_file()
-        if known and Run(root).config.get("command") == COMMAND:
+        if known and Run(root).config.get("command") == EXPERIMENT.command:
             return root / DATA
     return None
 

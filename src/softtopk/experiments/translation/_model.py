@@ -9,8 +9,9 @@ import torch
 from softtopk._training import mix, seeded
 from softtopk.seq2seq import EncoderDecoder, Seq2Seq, Seq2SeqConfig, Transformer, TransformerConfig
 
+from ..settings import relevant
 from ._pieces import Prepared
-from ._settings import SHAPES, Settings
+from ._settings import ATTENTION, MODEL, Settings
 
 
 def make_model(settings: Settings, prepared: Prepared, seed: int) -> EncoderDecoder:
@@ -21,7 +22,7 @@ def make_model(settings: Settings, prepared: Prepared, seed: int) -> EncoderDeco
         "dropout": settings.dropout,
         "attention_k": settings.attention_k if settings.attention == "soft-topk" else None,
         "attention_eps": settings.attention_eps,
-        **{theirs: getattr(settings, ours) for ours, theirs in SHAPES[settings.model].items()},
+        **{theirs: getattr(settings, ours) for ours, theirs in _shape(settings.model).items()},
     }
     with seeded(mix(seed, "weights", 0), torch.device("cpu")):
         if settings.model == "transformer":
@@ -33,8 +34,14 @@ def make_model(settings: Settings, prepared: Prepared, seed: int) -> EncoderDeco
 def shape_of(model: EncoderDecoder) -> dict[str, Any]:
     """The settings that a model's weights cannot be used without."""
     kind = "transformer" if isinstance(model, Transformer) else "recurrent"
-    found = {ours: getattr(model.config, theirs) for ours, theirs in SHAPES[kind].items()}
+    found = {ours: getattr(model.config, theirs) for ours, theirs in _shape(kind).items()}
     return {"model": kind, **found}
+
+
+def _shape(kind: str) -> dict[str, str]:
+    """The settings that the weights depend on, each with the name in the model's configuration."""
+    names = [name for name in relevant(Settings, {"model": kind}, MODEL) if name != "model"]
+    return {name: "width" if (kind, name) == ("transformer", "hidden") else name for name in names}
 
 
 def habits_of(model: EncoderDecoder) -> dict[str, Any]:
@@ -43,8 +50,9 @@ def habits_of(model: EncoderDecoder) -> dict[str, Any]:
     habits: dict[str, Any] = {"dropout": config.dropout}
     if config.attention_k is not None:
         habits["attention"] = "soft-topk"
-        habits["attention_k"] = config.attention_k
-        habits["attention_eps"] = config.attention_eps
-        if isinstance(config, TransformerConfig):
-            habits["attention_in"] = config.attention_in
+        habits |= {
+            name: getattr(config, name)
+            for name in relevant(Settings, shape_of(model), ATTENTION)
+            if name != "attention"
+        }
     return habits

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,33 +11,54 @@ import torch
 
 from .._files import sha256
 from ..errors import UsageError
-from ..runs import check_digest, parse_seeds
+from ..runs import check_digest
+from ..settings import Declared, TrainOptions, parse_given, recorded, refuse_idle, setting
 from ._data import load_corpus, settings_of_pieces
-from ._lookup import (
-    COMMAND,
-    DATA,
-    INIT,
-    data_beside,
-    digest_of,
-    load_model,
-    read_config,
-    require_modules,
-    weights_file,
-)
+from ._lookup import DATA, EXPERIMENT, INIT, data_beside, digest_of, load_model, weights_file
 from ._model import habits_of, shape_of
 from ._pieces import pieces_from
 from ._record import is_prepared, read_record
-from ._settings import (
-    BUILTIN,
-    PRETRAIN,
-    SELECTION,
-    STAGES,
-    Settings,
-    flag,
-    foreign_to,
-    parse_objectives,
-    settings_in,
-)
+from ._settings import BUILTIN, PRETRAIN, TEXT, Settings
+from ._training import OBJECTIVES
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithPieces(Declared):
+    """What a command is given that splits text."""
+
+    pieces: Path | None = setting(
+        None,
+        "Folder with pieces.en.model and pieces.fr.model, of sentencepiece, to use in place of new "
+        "ones.",
+        group=TEXT,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train(WithPieces, TrainOptions):
+    """Pre-train by teacher forcing, go on with each objective, and print the table.
+
+    The folder gets a run for each stage and seed, the data, table.md and table.json. The weights
+    that are kept are those with the best validation BLEU. Ctrl-C stops after the step at hand;
+    --resume goes on to the same result.
+
+    Example: softtopk translate train --data text --source en --target fr --objective all --out
+    run
+    """
+
+    objective: tuple[str, ...] = setting(
+        (),
+        "Names with commas between them. soft-beam is the paper's; it and membership are mixed "
+        "with teacher forcing.",
+        choices=OBJECTIVES,
+        all_of=OBJECTIVES,
+        shown="soft-beam",
+    )
+    init: Path | None = setting(
+        None,
+        "Begin with these weights in place of the pre-training: a finished run, whose pieces are "
+        "then used, or the file of a model, with --pieces.",
+    )
 
 
 @dataclass(frozen=True)
@@ -63,7 +84,7 @@ class Plan:
 
     def to_config(self) -> dict[str, Any]:
         return {
-            "command": COMMAND,
+            "command": EXPERIMENT.command,
             "objectives": list(self.objectives),
             "seeds": list(self.seeds),
             "init": self.init_digest,
@@ -72,46 +93,21 @@ class Plan:
         }
 
 
-def make_plan(
-    out: Path,
-    *,
-    resume: bool,
-    objectives: str | None,
-    seeds: str | None,
-    init: Path | None,
-    pieces: Path | None,
-    given: Mapping[str, Any],
-) -> Plan:
-    """What was asked for, and with ``resume`` the rest as the run in ``out`` has it."""
-    require_modules("rich", "sentencepiece", "sacrebleu", "safetensors")
-    chosen = parse_objectives(objectives) if objectives else ()
-    numbers = parse_seeds(seeds) if seeds else ()
-    given = whole_paths(given)
-    if resume and (out / "config.json").exists():
-        plan = _resumed(out, chosen, numbers, init, pieces, given)
-    elif resume and not (given or chosen or numbers or init or pieces):
+def make_plan(options: Train, given: Mapping[str, Any]) -> Plan:
+    """What was asked for, and with ``--resume`` the rest as the run in ``--out`` has it."""
+    given = whole_paths(parse_given(Settings, given))
+    asked = given or options.objective or options.seed or options.init or options.pieces
+    if options.resume and (options.out / "config.json").exists():
+        plan = _resumed(options, given)
+    elif options.resume and not asked:
         raise UsageError(
-            f"--resume: there is no run in {out}; give its folder, or what a new one is to do"
+            f"--resume: there is no run in {options.out}; give its folder, or what a new one is to "
+            "do"
         )
     else:
-        plan = _new(chosen, numbers, init, pieces, given)
-    _check_use(plan.settings, given)
+        plan = _new(options, given)
+    refuse_idle(Settings, given, asdict(plan.settings))
     return plan
-
-
-def _check_use(settings: Settings, given: Mapping[str, Any]) -> None:
-    """Refuse options that would do nothing."""
-    reasons = dict.fromkeys(foreign_to(settings.model), f"a {settings.model} model has none")
-    if "embedding" in reasons:
-        reasons["embedding"] = f"the embeddings of a {settings.model} are of the size --hidden"
-    if settings.attention == "softmax":
-        reasons |= dict.fromkeys(SELECTION, "it is for --attention soft-topk")
-    if settings.schedule == "constant":
-        end = "with --schedule constant the learning rate has no other end"
-        reasons |= {"final_lr": end, "pretrain_final_lr": end}
-    for name, reason in reasons.items():
-        if name in given:
-            raise UsageError(f"{flag(name)} {given[name]}: {reason}; leave it out")
 
 
 def whole_paths(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -122,15 +118,9 @@ def whole_paths(given: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
-def _resumed(
-    out: Path,
-    objectives: tuple[str, ...],
-    seeds: tuple[int, ...],
-    init: Path | None,
-    pieces: Path | None,
-    given: dict[str, Any],
-) -> Plan:
-    before = read_config(out)
+def _resumed(options: Train, given: dict[str, Any]) -> Plan:
+    out, pieces = options.out, options.pieces
+    before = EXPERIMENT.config(out)
     if not is_prepared(out / DATA):
         raise UsageError(
             f"--resume: the data of the run in {out} are not there: delete the folder, and start "
@@ -138,7 +128,7 @@ def _resumed(
         )
     if pieces is not None:
         raise UsageError(f"--pieces {pieces}: leave it out with --resume, the run has its pieces")
-    settings = Settings(**{**settings_in(before), **given, "data": before["data"]})
+    settings = Settings(**{**recorded(Settings, before), **given, "data": before["data"]})
     _check_data(out, settings, given.get("data", before["data"]))
     if before["init"]:
         remedy = (
@@ -147,16 +137,22 @@ def _resumed(
         if not (out / INIT).is_file():
             raise UsageError(f"{out / INIT} is missing: {remedy}")
         check_digest(out / INIT, digest_of(out / INIT), before["init"], remedy)
-    weights = weights_file(init) if init else out / INIT if before["init"] else None
+    weights = out / INIT if before["init"] else None
+    if options.init:
+        weights = weights_file(options.init)
     return Plan(
         settings=settings,
-        objectives=tuple(x for x in STAGES if x in {*objectives, *before["objectives"]}),
-        seeds=tuple(sorted({*seeds, *before["seeds"]})),
+        objectives=_in_order([*options.objective, *before["objectives"]]),
+        seeds=tuple(sorted({*options.seed, *before["seeds"]})),
         init=weights,
         init_digest=digest_of(weights) if weights else None,
         pieces=None,
-        pieces_digests=before.get("pieces"),
+        pieces_digests=before["pieces"],
     )
+
+
+def _in_order(objectives: Collection[str]) -> tuple[str, ...]:
+    return tuple(name for name in OBJECTIVES if name in objectives)
 
 
 def _check_data(out: Path, settings: Settings, data: str) -> None:
@@ -171,13 +167,8 @@ def _check_data(out: Path, settings: Settings, data: str) -> None:
         )
 
 
-def _new(
-    objectives: tuple[str, ...],
-    seeds: tuple[int, ...],
-    init: Path | None,
-    pieces: Path | None,
-    given: dict[str, Any],
-) -> Plan:
+def _new(options: Train, given: dict[str, Any]) -> Plan:
+    init, pieces = options.init, options.pieces
     weights = weights_file(init) if init else None
     home = data_beside(weights) if weights else None
     base: dict[str, Any] = {"threads": torch.get_num_threads()}
@@ -209,8 +200,8 @@ def _new(
             )
     return Plan(
         settings=settings,
-        objectives=objectives or ("soft-beam",),
-        seeds=seeds or (0,),
+        objectives=_in_order(options.objective or ["soft-beam"]),
+        seeds=options.seed or (0,),
         init=weights,
         init_digest=digest_of(weights) if weights else None,
         pieces=pieces,

@@ -1,8 +1,7 @@
 """Training of a translation model, in steps that can be stopped and taken up again.
 
-All randomness is a function of the seed and the number of the step (the order of the pairs: of the
-seed and the epoch). The best weights so far are a part of the state, as is what early stopping
-counts, so a training that is loaded from its state goes on exactly as if it had never stopped.
+The order of the pairs is a function of the seed and the epoch. The best weights so far are a part
+of the state, as is what early stopping counts.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from softtopk._training import DivergedError, mix, seeded
+from softtopk._training import SCHEDULES, DivergedError, Steps
 from softtopk.seq2seq import EncoderDecoder, hybrid_loss
 
 from ._batches import Batch, Pair, batches_per_epoch, epoch_order, make_batch
@@ -25,12 +24,6 @@ from ._batches import Batch, Pair, batches_per_epoch, epoch_order, make_batch
 OBJECTIVES = ("teacher-forcing", "soft-beam", "membership")
 OPTIMIZERS = ("adam", "sgd")
 MOST_SKIPPED = 10  # updates in a row whose gradient is not finite
-# The share of the change of the learning rate that is behind a step of so many.
-SCHEDULES: dict[str, Callable[[float, int, int], float]] = {
-    "constant": lambda change, step, total: 0.0,
-    "linear": lambda change, step, total: change * step / total,
-    "cosine": lambda change, step, total: change * 0.5 * (1 - math.cos(math.pi * step / total)),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,12 +57,12 @@ class Recipe:
         >>> Recipe(updates=4, period=1, lr=1.0, final_lr=0.0).lr_at(1)
         0.75
         """
-        change = self.final_lr - self.lr
-        lr = self.lr + SCHEDULES[self.schedule](change, step, self.updates)
+        end = 0.0 if self.schedule == "constant" else self.final_lr
+        lr = end + (self.lr - end) * SCHEDULES[self.schedule](step / self.updates)
         return lr * (step + 1) / self.warmup if step < self.warmup else lr
 
 
-class Training:
+class Training(Steps):
     """Trains ``model`` on sentence pairs, one update at a time.
 
     Args:
@@ -91,12 +84,10 @@ class Training:
         validate: Callable[[EncoderDecoder], float],
         device: torch.device | str = "cpu",
     ) -> None:
-        self.device = torch.device(device)
-        self.model = model.to(self.device)
-        self.pairs, self.recipe, self.seed, self._validate = pairs, recipe, seed, validate
-        self.optimizer = make_optimizer(self.model, recipe, self.device)
-        self.step = 0
-        """Updates done."""
+        where = torch.device(device)
+        self.model = model.to(where)
+        super().__init__(model, make_optimizer(model, recipe, where), seed, where)
+        self.pairs, self.recipe, self._validate = pairs, recipe, validate
         self.steps_per_epoch = recipe.period
         self.seconds, self.cpu_seconds = 0.0, 0.0
         """Of the updates alone, without validations and checkpoints."""
@@ -118,17 +109,11 @@ class Training:
         """Take one step; returns its loss and the parts of it."""
         start, cpu = time.perf_counter(), time.process_time()
         batch = self._draw(self.step)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.recipe.lr_at(self.step)
-        self.model.train()
-        with seeded(mix(self.seed, "step", self.step), self.device):
-            loss, parts = self._loss(batch)
-            self.optimizer.zero_grad()
-            loss.backward()
+        parts: dict[str, float] = {}
+        value = self.differentiate(self.recipe.lr_at(self.step), lambda: self._loss(batch, parts))
         size = torch.nn.utils.clip_grad_norm_(
             self.model.parameters(), self.recipe.clip or math.inf
         ).item()
-        value = loss.item()
         # Through a search a gradient can overflow that is none of the model's fault.
         self.in_a_row = 0 if math.isfinite(size) else self.in_a_row + 1
         if not math.isfinite(value) or self.in_a_row == MOST_SKIPPED:
@@ -159,24 +144,18 @@ class Training:
         return {"bleu": score}
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that changes in training, as tensors and plain values."""
-        return {
-            "step": self.step,
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+        return super().state_dict() | {
             "best": self.best,
             "stopped": self.stopped,
             "skipped": (self.skipped, self.in_a_row),
-            "seconds": self.seconds,
-            "cpu_seconds": self.cpu_seconds,
+            "seconds": (self.seconds, self.cpu_seconds),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.step, self.best, self.stopped = state["step"], state["best"], state["stopped"]
+        super().load_state_dict(state)
+        self.best, self.stopped = state["best"], state["stopped"]
         self.skipped, self.in_a_row = state["skipped"]
-        self.seconds, self.cpu_seconds = state["seconds"], state["cpu_seconds"]
+        self.seconds, self.cpu_seconds = state["seconds"]
 
     def _draw(self, step: int) -> Batch:
         epoch, i = divmod(step, self._batches)
@@ -188,8 +167,11 @@ class Training:
         batch = make_batch(rows, pad=config.pad, eos=config.eos)
         return Batch(batch.source.to(self.device), batch.target.to(self.device))
 
-    def _loss(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
-        """The loss in nats per token of the reference; the encoder runs once for both its parts."""
+    def _loss(self, batch: Batch, parts: dict[str, float]) -> Tensor:
+        """The loss in nats per token of the reference, and the ``parts`` it is made of.
+
+        The encoder runs once for both.
+        """
         model, recipe, config = self.model, self.recipe, self.model.config
         memory, state = model.encode(batch.source)
         inputs = model.shift(batch.target)
@@ -201,7 +183,7 @@ class Training:
             label_smoothing=recipe.label_smoothing,
         )
         if recipe.objective == "teacher-forcing":
-            return forced, {}
+            return forced
         loss = hybrid_loss(
             model.decoder(memory),
             state,
@@ -217,7 +199,8 @@ class Training:
         )
         part = forced.item()
         search = (loss.item() - recipe.rho * part) / (1 - recipe.rho)
-        return loss, {"teacher_forcing": part, "search": search}
+        parts |= {"teacher_forcing": part, "search": search}
+        return loss
 
 
 def make_optimizer(

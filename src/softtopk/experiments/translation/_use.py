@@ -1,12 +1,10 @@
-"""The commands `softtopk translate evaluate | translate | attention`, what models are good for.
-
-Without their parsing and printing.
-"""
+"""The commands `softtopk translate evaluate | translate | attention`, what models are good for."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
@@ -16,57 +14,135 @@ from softtopk.seq2seq import EncoderDecoder
 
 from .._drawing import check_picture
 from .._files import check_out, opened
-from ..errors import UsageError
+from ..errors import UsageError, require_modules
 from ..runs import Report, Run, Table, check_device, check_tables, write_tables
+from ..settings import MACHINE, Declared, recorded, setting
 from ._batches import Pair
 from ._corpus import Split, clean_line
 from ._data import read_part, read_pieces
 from ._decoding import BATCH_SIZE, Translation, Translator, signatures
 from ._execute import evaluate_beams
-from ._lookup import data_of, finished_parts, load_model, part_to_translate, require_modules
+from ._lookup import EXPERIMENT, data_of, load_model, part_to_translate
 from ._maps import MOST_TOKENS, attention_map, mean_tokens_holding, write_attention
 from ._pieces import Pieces
-from ._settings import Settings, parse_beams, settings_in
+from ._settings import Settings
 
 
-def evaluate(
-    path: Path,
-    *,
-    beams: str,
-    split: str,
-    length_penalty: float | None,
-    out: Path | None,
-    hard_attention: bool = False,
-    device: str = "cpu",
-    threads: int | None = None,
-) -> int:
+@dataclass(frozen=True, kw_only=True)
+class Use(Declared):
+    """What every command is given that uses a trained model."""
+
+    run: Path = setting(help="Folder with a run, or with a part of one.", argument=True)
+    hard_attention: bool = setting(
+        False,
+        "Attend to exactly k source tokens, with a model trained by --attention soft-topk.",
+        switch=True,
+    )
+    device: str = setting("cpu", "cpu, cuda, mps, ...", group=MACHINE)
+    threads: int | None = setting(None, "CPU threads.", group=MACHINE, low=1, shown="torch's")
+
+    def model(self, run: Run) -> EncoderDecoder:
+        """The trained model of a part."""
+        model = load_model(run.checked_weights(), self.device)
+        if self.hard_attention:
+            if model.config.attention_k is None:
+                raise UsageError(
+                    f"--hard-attention: the model in {run.path} attends to all tokens; train one "
+                    "with --attention soft-topk"
+                )
+            model.hard_eval = True
+        return model
+
+    def prepare_machine(self) -> None:
+        check_device(self.device)
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UseWithPenalty(Use):
+    """With a length penalty that may differ from the run's."""
+
+    length_penalty: float | None = setting(
+        None,
+        "Divide log-likelihoods by the length to this power.",
+        low=0,
+        shown="the run's",
+    )
+
+    def penalty(self, settings: Settings) -> float:
+        return settings.length_penalty if self.length_penalty is None else self.length_penalty
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluate(UseWithPenalty):
+    """Print BLEU and chrF of all finished models of a run, and to how many tokens they attend.
+
+    Example: softtopk translate evaluate run --split valid --beam 1,5
+    """
+
+    beam: tuple[int, ...] = setting((1, 5), "Beam sizes, with commas between them.", low=1)
+    split: str = setting("test", "The part of the text to translate.", choices=("valid", "test"))
+    out: Path | None = setting(None, "Write the table here, as Markdown and as JSON.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Translate(UseWithPenalty):
+    """Translate text, line by line, to standard output. Blank lines stay where they are.
+
+    Example: echo 'Monday, 3 March' | softtopk translate translate run
+    """
+
+    file: Path | None = setting(
+        None, "Text, a sentence on every line.", argument=True, shown="standard input"
+    )
+    beam: int | None = setting(None, "Beam size.", low=1, shown="the largest that the run reports")
+    n_best: int = setting(
+        1, "Above 1: this many for each line, as 'line ||| translation ||| score'.", low=1
+    )
+    batch_size: int = setting(
+        BATCH_SIZE, "Lines to read before their translations are printed.", low=1
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attention(Use):
+    """Draw where in a sentence a model looks, and print what it looks at most for each token.
+
+    Example: softtopk translate attention run --text 'Monday, 3 March' --out attention.png
+    """
+
+    text: str = setting(help="The sentence to translate.")
+    translation: str | None = setting(None, "Its translation.", shown="the model's own")
+    out: Path = setting(Path("attention.png"), "Picture to write, .png, .svg or .pdf.")
+
+
+def evaluate(options: Evaluate) -> int:
     """Translate a split with all finished models of a run, and print BLEU and chrF.
 
     Also the number of source tokens that hold 95 % of the attention.
     """
-    require_modules("rich", "sentencepiece", "sacrebleu", "safetensors")
-    if split not in ("valid", "test"):
-        raise UsageError(f"--split {split!r}: give valid or test")
-    sizes = parse_beams("--beam", beams)
-    _check(length_penalty, device, threads)
+    require_modules("rich", "sentencepiece", "sacrebleu", "safetensors", extra="translate")
+    options.prepare_machine()
+    split, out = options.split, options.out
     if out is not None:
         check_tables(out)
     report = Report()
     records = []
     read: dict[Path, tuple[Split, Pieces, Pieces]] = {}
-    runs = finished_parts(path)
-    if hard_attention:  # before the first of them is used
+    runs = EXPERIMENT.finished(options.run)
+    if options.hard_attention:  # before the first of them is used
         for run in runs:
-            _model(run, device, hard_attention)
+            options.model(run)
     for run in runs:
-        settings = Settings(**settings_in(run.config))
-        penalty = settings.length_penalty if length_penalty is None else length_penalty
+        settings = Settings(**recorded(Settings, run.config))
+        penalty = options.penalty(settings)
         data, languages = data_of(run), (settings.source, settings.target)
         if data not in read:
             read[data] = read_part(data, split, *languages), *read_pieces(data, *languages)
         part, source, target = read[data]
-        model = _model(run, device, hard_attention)
-        scores = evaluate_beams(model, source, target, part, sizes, penalty)
+        model = options.model(run)
+        scores = evaluate_beams(model, source, target, part, options.beam, penalty)
         tokens = mean_tokens_holding(model, source, target, part)
         records += [
             {
@@ -78,7 +154,7 @@ def evaluate(
                 "length_penalty": penalty,
                 **figures,
                 "attention_tokens": tokens,
-                "hard_attention": hard_attention,
+                "hard_attention": options.hard_attention,
                 "signatures": signatures(part),
             }
             for beam, figures in scores.items()
@@ -107,41 +183,31 @@ def evaluate(
     return 0
 
 
-def translate(
-    path: Path,
-    lines: Iterable[bytes],
-    *,
-    name: str,
-    beam: int | None,
-    n_best: int,
-    length_penalty: float | None,
-    batch_size: int = BATCH_SIZE,
-    hard_attention: bool = False,
-    device: str = "cpu",
-    threads: int | None = None,
-) -> Iterator[str]:
-    """Translate lines: one line for each, or with ``n_best`` above 1 a list as Moses has it.
+def translate(options: Translate) -> int:
+    """Translate lines to standard output: one for each, or a list as Moses has it."""
+    for line in translations(options):
+        print(line, flush=True)
+    return 0
 
-    ``batch_size`` lines are read, translated and given out before the next are read. ``name`` is
-    what errors call the text.
-    """
-    require_modules("sentencepiece", "safetensors")
-    for option, number in (("beam", beam), ("n-best", n_best), ("batch-size", batch_size)):
-        if number is not None and number < 1:
-            raise UsageError(f"--{option} {number}: give 1 or above")
-    _check(length_penalty, device, threads)
-    run = part_to_translate(path)
-    settings = Settings(**settings_in(run.config))
-    width = beam or max(settings.eval_beams)
+
+def translations(options: Translate) -> Iterator[str]:
+    """The lines to print. As many as a batch has are read and given out before the next ones."""
+    require_modules("sentencepiece", "safetensors", extra="translate")
+    options.prepare_machine()
+    run = part_to_translate(options.run)
+    settings = Settings(**recorded(Settings, run.config))
+    width, n_best = options.beam or max(settings.eval_beams), options.n_best
     if n_best > width:
         raise UsageError(f"--n-best {n_best}: give at most the beam size, {width}, or raise --beam")
-    penalty = settings.length_penalty if length_penalty is None else length_penalty
     source, target = read_pieces(data_of(run), settings.source, settings.target)
-    model = _model(run, device, hard_attention)
-    translator = Translator(model, source, target, width, penalty, n_best)
+    model = options.model(run)
+    translator = Translator(model, source, target, width, options.penalty(settings), n_best)
+    lines = _read_lines(options.file) if options.file else iter(sys.stdin.buffer)
+    name = str(options.file or "standard input")
     numbered = enumerate(lines)
     while chunk := [
-        (number, _decoded(line, number, name)) for number, line in islice(numbered, batch_size)
+        (number, _decoded(line, number, name))
+        for number, line in islice(numbered, options.batch_size)
     ]:
         asked = [(number, text) for number, text in chunk if text.strip()]
         found = dict(
@@ -155,39 +221,28 @@ def translate(
                 yield from (f"{number} ||| {one.text} ||| {one.score:.4f}" for one in best)
 
 
-def read_lines(file: Path) -> Iterator[bytes]:
+def _read_lines(file: Path) -> Iterator[bytes]:
     """The lines of a file, gzipped or not."""
     with opened(file) as (stream, _):
         yield from stream
 
 
-def show_attention(
-    path: Path,
-    text: str,
-    *,
-    translation: str | None,
-    out: Path,
-    hard_attention: bool = False,
-    device: str = "cpu",
-    threads: int | None = None,
-) -> int:
-    """Draw what a model attends to in a sentence, and print the strongest alignments.
-
-    Along ``translation``, or along the model's own.
-    """
-    require_modules("rich", "sentencepiece", "safetensors", "matplotlib")
+def attention(options: Attention) -> int:
+    """Draw what a model attends to in a sentence, and print the strongest alignments."""
+    require_modules("rich", "sentencepiece", "safetensors", "matplotlib", extra="translate")
+    text, translation, out = options.text, options.translation, options.out
     for option, given in (("text", text), ("translation", translation)):
         if given is not None and not given.strip():
             raise UsageError(f"--{option} {given!r}: give a sentence")
     check_picture(out, "--out")
     check_out(out)
-    _check(None, device, threads)
-    run = part_to_translate(path)
-    settings = Settings(**settings_in(run.config))
+    options.prepare_machine()
+    run = part_to_translate(options.run)
+    settings = Settings(**recorded(Settings, run.config))
     source, target = read_pieces(data_of(run), settings.source, settings.target)
     (asked,) = source.encode([text])
     _check_length("text", len(asked))
-    model = _model(run, device, hard_attention)
+    model = options.model(run)
     if translation is None:
         beam, penalty = max(settings.eval_beams), settings.length_penalty
         best = Translator(model, source, target, beam, penalty)([text])[0][0]
@@ -221,29 +276,6 @@ def _check_length(option: str, tokens: int) -> None:
             f"--{option}: it has {tokens:,} tokens, and a picture holds {MOST_TOKENS}; give a "
             "shorter sentence"
         )
-
-
-def _model(run: Run, device: str, hard_attention: bool) -> EncoderDecoder:
-    model = load_model(run.checked_weights(), device)
-    if hard_attention:
-        if model.config.attention_k is None:
-            raise UsageError(
-                f"--hard-attention: the model in {run.path} attends to all tokens; train one with "
-                "--attention soft-topk"
-            )
-        model.hard_eval = True
-    return model
-
-
-def _check(length_penalty: float | None, device: str, threads: int | None) -> None:
-    """Refuse what cannot be, and use so many threads."""
-    if length_penalty is not None and not 0 <= length_penalty < math.inf:
-        raise UsageError(f"--length-penalty {length_penalty:g}: give a number of 0 or above")
-    check_device(device)
-    if threads is not None:
-        if threads < 1:
-            raise UsageError(f"--threads {threads}: give 1 or above")
-        torch.set_num_threads(threads)
 
 
 def _decoded(line: bytes, number: int, name: str) -> str:

@@ -1,65 +1,67 @@
-"""The commands `softtopk translate prepare | train | compare`, without parsing and printing."""
+"""The commands `softtopk translate prepare | train | compare`."""
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from softtopk._training import DivergedError
 from softtopk.seq2seq import EncoderDecoder
 
 from .._files import check_out
-from ..errors import UsageError
+from ..errors import UsageError, require_modules
 from ..runs import (
-    INTERRUPTED,
     Interrupt,
-    Interrupted,
     Report,
     Run,
     Table,
     announce,
+    attempt,
     check_device,
-    check_tables,
-    locked,
     open_run,
     write_atomic,
-    write_tables,
 )
+from ..settings import TableOptions, setting
 from ._batches import Pair
 from ._corpus import Corpus
 from ._data import load_corpus, prepare_folder, read_prepared, write_prepared
 from ._execute import add_test, execute
-from ._lookup import (
-    COMMAND,
-    DATA,
-    INIT,
-    find_parts,
-    folder_of,
-    load_model,
-    require_modules,
-)
+from ._lookup import DATA, EXPERIMENT, INIT, load_model
 from ._model import shape_of
 from ._pieces import Prepared, pairs_of, prepare_corpus
-from ._plan import Plan, whole_paths
+from ._plan import Plan, Train, WithPieces, make_plan, whole_paths
 from ._record import is_prepared
-from ._settings import BUILTIN, PRETRAIN, Settings, settings_in
-from ._tables import collect, tables, to_json, to_markdown
+from ._settings import BUILTIN, PRETRAIN, Settings
 
-WHAT = ("objectives", "seeds")
 FREE = ("device", "test")  # may change when a run is resumed
-ABSENT = settings_in({})
 
 
-def prepare_data(out: Path, *, pieces: Path | None, given: Mapping[str, Any]) -> int:
+@dataclass(frozen=True, kw_only=True)
+class Prepare(WithPieces):
+    """Split text into pieces of words, for several runs: give the folder to train as --data.
+
+    A run that gets other data prepares them by itself.
+
+    Example: softtopk translate prepare --data text --vocab 8000 --out prepared
+    """
+
+    out: Path = setting(help="Folder to write; one that is there is kept.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compare(TableOptions):
+    """Make the table of objectives from the records of one or several runs.
+
+    Example: softtopk translate compare run another-run --out table.md
+    """
+
+
+def prepare(options: Prepare, given: Mapping[str, Any]) -> int:
     """Write a folder with the text and the pieces, and print what there is in it."""
-    require_modules("rich", "sentencepiece")
-    settings = Settings(**whole_paths(given))
+    require_modules("rich", "sentencepiece", extra="translate")
+    settings, out = Settings(**whole_paths(given)), options.out
     there = is_prepared(out)
     if not there and str(out.resolve()) == settings.data:
         raise UsageError(f"--out {out}: give another folder than --data")
@@ -67,67 +69,47 @@ def prepare_data(out: Path, *, pieces: Path | None, given: Mapping[str, Any]) ->
     report = Report()
     corpus = load_corpus(settings)
     _say_dropped(corpus, report)
-    prepared = prepare_folder(corpus, settings, out, pieces)
+    prepared = prepare_folder(corpus, settings, out, options.pieces)
     report.console.print(_counts(prepared).to_rich())
     report.say(f"{'was prepared already' if there else 'prepared'}: {out}")
     return 0
 
 
-def train(out: Path, plan: Plan, *, resume: bool) -> int:
+def train(options: Train, given: Mapping[str, Any]) -> int:
     """Run all stages with all seeds, print and write the table, and return the exit code."""
-    report = Report()
-    settings = plan.settings
+    require_modules("rich", "sentencepiece", "sacrebleu", "safetensors", extra="translate")
+    plan, out = make_plan(options, given), options.out
+    report, settings = Report(), plan.settings
     check_device(settings.device)
-    exists = (out / "config.json").exists()
     # Before the folder is made: what was named may be missing or may not fit.
-    corpus = None if exists else load_corpus(settings)
+    corpus = None if (out / "config.json").exists() else load_corpus(settings)
     if corpus is not None:
         _say_dropped(corpus, report)
-    if resume and not exists:
-        report.say(f"there is no run in {out} yet: starting one")
-    torch.set_num_threads(settings.threads)
-    with locked(out), Interrupt() as interrupt:
-        try:
-            if corpus is None:
-                open_run(out, plan.to_config(), resume=resume, free=(*WHAT, *FREE), absent=ABSENT)
-                prepared = read_prepared(out / DATA, settings.source, settings.target)
-                pairs = _training_pairs(prepared, settings, report)
-            else:
-                prepared = prepare_corpus(
-                    corpus, settings.vocab, settings.normalization, plan.pieces
-                )
-                pairs = _training_pairs(prepared, settings, report)
-                _start(out, plan, prepared, pairs)
-            code = _run_all(out, plan, prepared, pairs, report, interrupt)
-        except (Interrupted, KeyboardInterrupt):
-            report.say(f"stopped; {_how_to_go_on(out)}")
-            return INTERRUPTED
-        rows = collect(find_parts(out))
-        for table in tables(rows):
-            report.console.print(table.to_rich())
-        written = write_tables(out / "table", to_markdown(rows), to_json(rows))
-        report.say(f"results: {', '.join(map(str, written))}")
-    return code
+
+    def work(interrupt: Interrupt) -> int:
+        if corpus is None:
+            free = ("objectives", "seeds", *FREE)
+            open_run(out, plan.to_config(), resume=options.resume, free=free)
+            prepared = read_prepared(out / DATA, settings.source, settings.target)
+            pairs = _training_pairs(prepared, settings, report)
+        else:
+            prepared = prepare_corpus(corpus, settings.vocab, settings.normalization, plan.pieces)
+            pairs = _training_pairs(prepared, settings, report)
+            _start(out, plan, prepared, pairs)
+        return _run_all(out, plan, prepared, pairs, report, interrupt)
+
+    return EXPERIMENT.train(out, work, report, resume=options.resume, threads=settings.threads)
+
+
+def compare(options: Compare) -> int:
+    """Print the table of these runs, and write it if that is asked for."""
+    require_modules("rich")
+    return EXPERIMENT.tabulate(options.runs, options.out)
 
 
 def _say_dropped(corpus: Corpus, report: Report) -> None:
     if corpus.dropped:
         report.say(f"{corpus.dropped:,} training pairs with an empty line are left out")
-
-
-def compare(paths: Sequence[Path], out: Path | None) -> int:
-    """Print the table of these runs; with ``out``, write it as Markdown and beside it as JSON."""
-    require_modules("rich")
-    if out is not None:
-        check_tables(out)
-    rows = collect(find_parts(*paths))
-    report = Report()
-    for table in tables(rows):
-        report.console.print(table.to_rich())
-    if out is not None:
-        written = write_tables(out, to_markdown(rows), to_json(rows))
-        report.say(f"written: {', '.join(map(str, written))}")
-    return 0
 
 
 def _start(out: Path, plan: Plan, prepared: Prepared, pairs: Callable[[], Sequence[Pair]]) -> None:
@@ -143,13 +125,6 @@ def _start(out: Path, plan: Plan, prepared: Prepared, pairs: Callable[[], Sequen
     if plan.init:
         write_atomic(out / INIT, plan.init.read_bytes())
     open_run(out, plan.to_config(), resume=False)
-
-
-def _how_to_go_on(out: Path) -> str:
-    if not (out / "config.json").exists():
-        return "there is no run yet: start it again with the same command"
-    again = shlex.join(["softtopk", *COMMAND.split(), "--out", str(out), "--resume"])
-    return f"go on with: {again}"
 
 
 def _training_pairs(
@@ -180,7 +155,7 @@ def _run_all(
     for seed in plan.seeds:
         for stage in plan.stages:
             interrupt.check()
-            result = Run(folder_of(out, stage, seed)).result
+            result = Run(EXPERIMENT.folder(out, stage, seed)).result
             if result is None:
                 code |= _run_one(out, plan, stage, seed, prepared, pairs(), report, interrupt)
             elif plan.settings.test and "test" not in result:
@@ -195,7 +170,7 @@ def _open_part(out: Path, plan: Plan, stage: str, seed: int, corpus: Corpus) -> 
     """The folder of one stage with one seed."""
     settings = plan.settings
     config = {
-        "command": COMMAND,
+        "command": EXPERIMENT.command,
         "stage": stage,
         "seed": seed,
         "init": plan.init_digest,
@@ -212,7 +187,7 @@ def _open_part(out: Path, plan: Plan, stage: str, seed: int, corpus: Corpus) -> 
         },
         **asdict(settings),
     }
-    return open_run(folder_of(out, stage, seed), config, resume=True, free=FREE, absent=ABSENT)
+    return open_run(EXPERIMENT.folder(out, stage, seed), config, resume=True, free=FREE)
 
 
 def _run_one(
@@ -228,22 +203,20 @@ def _run_one(
     run = _open_part(out, plan, stage, seed, prepared.corpus)
     weights = None
     if stage != PRETRAIN:
-        first = Run(folder_of(out, PRETRAIN, seed))
+        first = Run(EXPERIMENT.folder(out, PRETRAIN, seed))
         if not plan.init_digest and first.result is None:
             report.say(f"{stage}, seed {seed}: left out, there are no weights to begin with")
             return 1
         file = out / INIT if plan.init_digest else first.checked_weights()
         weights = _load_checked(file, plan.settings, prepared).state_dict()
-    try:
-        with report.warnings():
-            result = execute(
-                stage, plan.settings, seed, prepared, pairs, weights, run, report, interrupt
-            )
-    except DivergedError as error:
-        report.say(f"{stage}, seed {seed}: {error}")
-        return 1
-    report.say(f"{stage}, seed {seed}: {_scores(result, 'valid', 'test')}")
-    return 0
+
+    def work() -> str:
+        result = execute(
+            stage, plan.settings, seed, prepared, pairs, weights, run, report, interrupt
+        )
+        return _scores(result, "valid", "test")
+
+    return attempt(f"{stage}, seed {seed}", work, report)
 
 
 def _scores(result: Mapping[str, Any], *splits: str) -> str:
