@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import gzip
 import hashlib
 import os
@@ -34,7 +33,6 @@ def replacing(path: Path) -> Iterator[Path]:
     """
     with naming(path):
         path.parent.mkdir(exist_ok=True)
-        remove_drafts(path.parent.glob(f".{glob.escape(path.name)}.*.tmp"))
         # One name for each process: two that write the same file do not write into each other's.
         draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         try:

@@ -400,9 +400,17 @@ def test_drafts_of_killed_processes_are_removed(tmp_path: Path) -> None:
             left = {file.name for file in run.path.rglob(".*.tmp")}
             assert left == {names[1], ".notes.tmp"}
         alive.communicate(b"\n")
-    run.save_weights({"w": torch.ones(1)})  # outside of a lock: those of the same file
-    assert not (run.path / names[1]).exists()
-    assert (part / names[1]).exists()
+
+
+def test_the_metrics_of_a_run_that_was_killed_while_it_wrote_them(tmp_path: Path) -> None:
+    run = open_run(tmp_path / "run", {}, resume=False)
+    run.log({"epoch": 1})
+    metrics = run.path / "metrics.jsonl"
+    metrics.write_bytes(metrics.read_bytes() + b'{"epoch": 2, "lo')
+    assert run.metrics == [{"epoch": 1}]
+    metrics.write_bytes(b'{"epoch"\n' + metrics.read_bytes())
+    with pytest.raises(UsageError, match="metrics.jsonl is damaged"):
+        run.metrics  # noqa: B018
 
 
 def test_a_finished_run_has_a_result_and_no_checkpoint(tmp_path: Path) -> None:

@@ -144,7 +144,9 @@ def test_different_numbers_of_lines(tmp_path: Path) -> None:
         read(tmp_path, valid_fr="a\nb\nc")
 
 
-@pytest.mark.parametrize("data", [b"", b"\xef\xbb\xbf", gzip.compress(b"")])
+@pytest.mark.parametrize(
+    "data", [b"", b"\xef\xbb\xbf", gzip.compress(b"")], ids=["nothing", "mark", "gzip"]
+)
 def test_empty_file(data: bytes, tmp_path: Path) -> None:
     with refused("train.fr: found an empty file"):
         read(tmp_path, train_fr=data)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from softtopk.experiments._files import GZIP, opened
-from softtopk.experiments.errors import UsageError, require
+from softtopk.experiments.errors import UsageError, require_modules
 
 from ._data import LEVELS
 from ._formats import read_idx
@@ -54,7 +54,7 @@ def _read_idx(path: Path, shape: Shape) -> Tensor:
 
 
 def _read_npy(path: Path, shape: Shape) -> Tensor:
-    require("numpy", f"{path}: a NumPy file", "knn")
+    require_modules("numpy", what=f"{path}: a NumPy file")
     import numpy as np
 
     try:
@@ -91,7 +91,7 @@ def _allowed(found: tuple[int, ...], shape: Shape) -> bool:
 
 
 def _read_png(path: Path, shape: Shape) -> Tensor:
-    require("PIL", f"{path}: a PNG file", "plot", "pillow")
+    require_modules("PIL", what=f"{path}: a PNG file")
     from PIL import Image
 
     channels, height, width = shape

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from softtopk.experiments._files import opened
-from softtopk.experiments.errors import UsageError, require
+from softtopk.experiments.errors import UsageError, require_modules
 
 from ._data import ImageData, Split
 from ._formats import check_labels, read_cifar, read_idx
@@ -99,7 +99,7 @@ def load(
 
 
 def _load_digits(seed: int) -> ImageData:
-    require("sklearn", "the data set digits", "knn", "scikit-learn")
+    require_modules("sklearn", what="the data set digits")
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 

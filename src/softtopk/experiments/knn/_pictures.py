@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from softtopk.experiments._drawing import save_figure
-from softtopk.experiments.errors import require
+from softtopk.experiments.errors import require_modules
 from softtopk.plotting.style import (
     CLASS_COLOURS,
     COLOURS,
@@ -109,8 +109,8 @@ def draw_features(
         raise ValueError("no panels: give one at least")
     if projection not in PROJECTIONS:
         raise ValueError(f"projection = {projection!r}: give {' or '.join(map(repr, PROJECTIONS))}")
-    require("matplotlib", "a picture", "plot")
-    require("sklearn", f"a picture by {PROJECTIONS[projection]}", "knn", "scikit-learn")
+    require_modules("matplotlib", what="a picture")
+    require_modules("sklearn", what=f"a picture by {PROJECTIONS[projection]}")
     with standard_look():
         figure = _features_figure(
             panels, classes, projection=projection, title=title, seed=seed, limit=limit
@@ -130,7 +130,7 @@ def draw_curves(
     """
     if not curves:
         raise ValueError("no curves: give one at least")
-    require("matplotlib", "a picture", "plot")
+    require_modules("matplotlib", what="a picture")
     with standard_look():
         return save_figure(_curves_figure(curves, accuracy), path)
 

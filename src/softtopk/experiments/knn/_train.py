@@ -100,7 +100,7 @@ def make_plan(options: Train, given: Mapping[str, Any]) -> Plan:
 def train(options: Train, given: Mapping[str, Any]) -> int:
     """Run all methods with all seeds, print and write the table, and return the exit code."""
     plan, out = make_plan(options, given), options.out
-    require_modules("rich", "sklearn", "safetensors", extra="knn")
+    require_modules("rich", "sklearn", "safetensors")
     report = Report()
     check_device(plan.settings.device)
     # In the order of the table, but kNN+pretrained CNN after CE+CNN, whose features it takes.

@@ -52,7 +52,7 @@ class Predict(FromFiles):
 
 def plot(options: Plot) -> int:
     """Draw the feature spaces of a run's methods and their training curves."""
-    require_modules("rich", "sklearn", "safetensors", "matplotlib", extra="knn")
+    require_modules("rich", "sklearn", "safetensors", "matplotlib")
     report = Report()
     runs = _first_seeds(options.run)
     wanted = in_order(options.method) or tuple(runs)
@@ -83,7 +83,7 @@ def plot(options: Plot) -> int:
 
 def predict(options: Predict) -> int:
     """Classify the images of a file: lines of number, class and probability, as CSV."""
-    require_modules("sklearn", "safetensors", extra="knn")
+    require_modules("sklearn", "safetensors")
     runs, method, out = _first_seeds(options.run), options.method, options.out
     name = method or ("soft-topk" if "soft-topk" in runs else next(iter(runs)))
     if method is None and name != "soft-topk" and len(runs) > 1:

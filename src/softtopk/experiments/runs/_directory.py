@@ -55,7 +55,11 @@ class Run:
         logged, result = self._logged(), self.result
         if result is not None:
             check_digest(self._metrics, sha256(logged), result["sha256"]["metrics"], self._remedy)
-        return [json.loads(line) for line in logged.splitlines()]
+        whole, _, _ = logged.rpartition(b"\n")  # a run that was killed may have left part of a line
+        try:
+            return [json.loads(line) for line in whole.splitlines()]
+        except ValueError as error:
+            raise UsageError(f"{self._metrics} is damaged ({error}): {self._remedy}") from error
 
     def log(self, record: Mapping[str, Any]) -> None:
         """Append to the metrics; what is not a number is left out."""

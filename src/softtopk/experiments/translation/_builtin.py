@@ -13,7 +13,7 @@ from decimal import Decimal
 from itertools import chain
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-from ..errors import require
+from ..errors import require_modules
 from ._corpus import Corpus, Split
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def builtin_corpus() -> Corpus:
     test, each time in a pair with another one, and a few short test sentences are within longer
     training sentences, as "6 seconds ago" is within "16 seconds ago".
     """
-    require("babel", "the built-in corpus", "translate")
+    require_modules("babel", what="the built-in corpus")
     rng = random.Random(SEED)
     cldr = _Cldr(rng)
     facts = list(cldr.facts())

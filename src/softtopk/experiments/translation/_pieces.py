@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .._files import sha256
-from ..errors import UsageError, require
+from ..errors import UsageError, require_modules
 from ..runs import check_digest
 from ._batches import Pair
 from ._corpus import Corpus, Split
@@ -37,7 +37,7 @@ def train_pieces(
         vocab_size: How many pieces there may be.
         normalization: Sentencepiece's rule for characters.
     """
-    require("sentencepiece", "byte-pair encoding", "translate")
+    require_modules("sentencepiece", what="byte-pair encoding")
     from sentencepiece import SentencePieceTrainer
 
     texts = [text for text in map(_plain, sentences) if text]
@@ -85,7 +85,7 @@ class Pieces:
     """
 
     def __init__(self, model: bytes) -> None:
-        require("sentencepiece", "byte-pair encoding", "translate")
+        require_modules("sentencepiece", what="byte-pair encoding")
         from sentencepiece import SentencePieceProcessor
 
         self.model = model

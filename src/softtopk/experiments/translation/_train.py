@@ -60,7 +60,7 @@ class Compare(TableOptions):
 
 def prepare(options: Prepare, given: Mapping[str, Any]) -> int:
     """Write a folder with the text and the pieces, and print what there is in it."""
-    require_modules("rich", "sentencepiece", extra="translate")
+    require_modules("rich", "sentencepiece")
     settings, out = Settings(**whole_paths(given)), options.out
     there = is_prepared(out)
     if not there and str(out.resolve()) == settings.data:
@@ -77,7 +77,7 @@ def prepare(options: Prepare, given: Mapping[str, Any]) -> int:
 
 def train(options: Train, given: Mapping[str, Any]) -> int:
     """Run all stages with all seeds, print and write the table, and return the exit code."""
-    require_modules("rich", "sentencepiece", "sacrebleu", "safetensors", extra="translate")
+    require_modules("rich", "sentencepiece", "sacrebleu", "safetensors")
     plan, out = make_plan(options, given), options.out
     report, settings = Report(), plan.settings
     check_device(settings.device)

@@ -122,7 +122,7 @@ def evaluate(options: Evaluate) -> int:
 
     Also the number of source tokens that hold 95 % of the attention.
     """
-    require_modules("rich", "sentencepiece", "sacrebleu", "safetensors", extra="translate")
+    require_modules("rich", "sentencepiece", "sacrebleu", "safetensors")
     options.prepare_machine()
     split, out = options.split, options.out
     if out is not None:
@@ -192,7 +192,7 @@ def translate(options: Translate) -> int:
 
 def translations(options: Translate) -> Iterator[str]:
     """The lines to print. As many as a batch has are read and given out before the next ones."""
-    require_modules("sentencepiece", "safetensors", extra="translate")
+    require_modules("sentencepiece", "safetensors")
     options.prepare_machine()
     run = part_to_translate(options.run)
     settings = Settings(**recorded(Settings, run.config))
@@ -229,7 +229,7 @@ def _read_lines(file: Path) -> Iterator[bytes]:
 
 def attention(options: Attention) -> int:
     """Draw what a model attends to in a sentence, and print the strongest alignments."""
-    require_modules("rich", "sentencepiece", "safetensors", "matplotlib", extra="translate")
+    require_modules("rich", "sentencepiece", "safetensors", "matplotlib")
     text, translation, out = options.text, options.translation, options.out
     for option, given in (("text", text), ("translation", translation)):
         if given is not None and not given.strip():
