@@ -409,7 +409,7 @@ def test_the_metrics_of_a_run_that_was_killed_while_it_wrote_them(tmp_path: Path
     metrics.write_bytes(metrics.read_bytes() + b'{"epoch": 2, "lo')
     assert run.metrics == [{"epoch": 1}]
     metrics.write_bytes(b'{"epoch"\n' + metrics.read_bytes())
-    with pytest.raises(UsageError, match="metrics.jsonl is damaged"):
+    with pytest.raises(UsageError, match=r"metrics\.jsonl is damaged"):
         run.metrics  # noqa: B018
 
 
