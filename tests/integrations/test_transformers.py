@@ -929,7 +929,7 @@ import softtopk.integrations.transformers
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert run.stderr.strip().endswith(
-        "ImportError: softtopk.integrations.transformers needs transformers; "
+        "ImportError: softtopk.integrations.transformers needs transformers: "
         "pip install 'softtopk[transformers]'"
     )
 

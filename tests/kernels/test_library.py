@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from softtopk import _environment, cli, kernels
+from softtopk import _environment, kernels
+from softtopk.cli._info import describe
 from softtopk.kernels import _library
 
 BUILT = (_library.FOLDER / _library.LIBRARY).exists()
@@ -165,7 +166,7 @@ def test_threads_load_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_info_obeys_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(_library.VARIABLE, "off")
-    last = cli._describe(_environment.collect()).splitlines()[-1]
+    last = describe(_environment.collect()).splitlines()[-1]
     assert last.split(maxsplit=1) == ["kernels:", "plain PyTorch operations: SOFTTOPK_NATIVE=off"]
 
 
@@ -190,7 +191,7 @@ def test_info_prints_each_state(
     status: kernels.Status, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kernels, "status", lambda: status)
-    last = cli._describe(_environment.collect()).splitlines()[-1]
+    last = describe(_environment.collect()).splitlines()[-1]
     assert last.split(maxsplit=1) == ["kernels:", text]
 
 

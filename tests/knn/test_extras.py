@@ -32,27 +32,27 @@ print(*sys.modules)
         (
             lambda: knn.SoftKNNClassifier,
             "sklearn",
-            r"softtopk\.knn\.SoftKNNClassifier needs scikit-learn; pip install 'softtopk\[knn\]'",
+            r"softtopk\.knn\.SoftKNNClassifier needs scikit-learn: pip install 'softtopk\[knn\]'",
         ),
         (
             lambda: knn.Neighbours,
             "numpy",
-            r"softtopk\.knn\.Neighbours needs numpy; pip install 'softtopk\[knn\]'",
+            r"softtopk\.knn\.Neighbours needs numpy: pip install 'softtopk\[knn\]'",
         ),
         (
             lambda: knn.Neighbours(backend="sklearn").fit(np.eye(3)),
             "sklearn",
-            r"backend='sklearn' needs scikit-learn; pip install 'softtopk\[knn\]'",
+            r"backend='sklearn' needs scikit-learn: pip install 'softtopk\[knn\]'",
         ),
         (
             lambda: knn.Neighbours(backend="faiss").fit(np.eye(3)),
             "faiss",
-            r"backend='faiss' needs faiss-cpu; pip install 'softtopk\[knn\]'",
+            r"backend='faiss' needs faiss-cpu: pip install 'softtopk\[knn\]'",
         ),
         (
             lambda: knn.Neighbours(index="approximate").fit(np.eye(3)),
             "faiss",
-            r"index='approximate' needs faiss; pip install 'softtopk\[knn\]', or use index='exact'",
+            r"index='approximate' needs faiss-cpu: pip install 'softtopk\[knn\]', or use index",
         ),
     ],
 )

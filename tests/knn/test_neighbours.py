@@ -147,7 +147,7 @@ def test_pickle(index: str) -> None:
         (
             lambda: Neighbours(index="approximate", backend="sklearn").fit(features(5)),
             ValueError,
-            "index='approximate' needs faiss; use backend='faiss', or use index='exact'",
+            "index='approximate' needs backend='faiss', or use index='exact'",
         ),
         (lambda: Neighbours().kneighbors(features(5), 1), ValueError, "call fit first"),
         (lambda: Neighbours().fit(features(0)), ValueError, "at least one row"),

@@ -259,7 +259,7 @@ def test_it_learns_to_copy(k):
     tokens = torch.randint(4, 12, (16, 5))
     tokens[:, -1] = 3
     optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
-    for _ in range(60):
+    for _ in range(100):
         loss = nn.functional.cross_entropy(
             net(tokens, net.shift(tokens)).flatten(0, 1), tokens.flatten()
         )

@@ -138,7 +138,8 @@ class Neighbours:
             return _Faiss(features, self.index, self.metric, self.n_probe)
         if self.index == "approximate":
             if not installed:
-                raise ImportError(f"{missing('faiss', self.index)}, or use index='exact'")
+                needed = missing("faiss", "index='approximate'")
+                raise ImportError(f"{needed}, or use index='exact'")
             raise ValueError("index='approximate' needs backend='faiss', or use index='exact'")
         return _Sklearn(features, self.metric)
 

@@ -182,12 +182,12 @@ def test_a_case_takes_the_peers_it_lists(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"repeats": 2}, "--repeats 2: give at least 3"),
-        ({"budget": 0.0}, "--budget 0: give a positive number"),
-        ({"memory": -1.0}, "--memory -1: give a positive number"),
+        ({"repeats": 2}, "--repeats 2: give a number of at least 3"),
+        ({"budget": 0.0}, "--budget 0: give a number above 0"),
+        ({"memory": -1.0}, "--memory -1: give a number above 0"),
         ({"threads": 0}, "--threads 0: give a number from 1 to"),
         ({"threads": 100_000}, "--threads 100000: give a number from 1 to"),
-        ({"peers": ("pto",)}, "--peers 'pto': there is no such peer; give softtopk, sinkhorn"),
+        ({"peers": ("pto",)}, "--peers 'pto': give one or more of softtopk, sinkhorn"),
     ],
 )
 def test_wrong_settings(tmp_path: Path, options: dict[str, Any], message: str) -> None:

@@ -148,6 +148,6 @@ def test_it_does_not_depend_on_the_process(corpus: Corpus) -> None:
 
 
 def test_it_needs_babel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "babel", None)
     with pytest.raises(UsageError, match=r"built-in corpus needs babel: .*softtopk\[translate\]"):
         builtin_corpus()

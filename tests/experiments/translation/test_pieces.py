@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -158,7 +159,7 @@ def test_a_model_with_other_special_pieces() -> None:
 
 
 def test_it_needs_sentencepiece(english: Pieces, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
     with refused("needs sentencepiece", "softtopk[translate]"):
         train_pieces(ENGLISH, 40)
     with refused("needs sentencepiece", "softtopk[translate]"):
