@@ -42,11 +42,11 @@ def test_the_defaults_of_torch_do_not_matter(module, options, other_defaults):
 
 @pytest.mark.parametrize(("module", "function"), PAIRS)
 def test_copies(module, function):
-    layer = module(2, eps=nn.Parameter(torch.tensor(0.5)))
+    layer = module(2, eps=0.5, learn_eps=True)
     other = copy.deepcopy(layer)
-    with torch.no_grad():
-        other.eps.fill_(3.0)
-    assert layer.eps.item() == 0.5
+    other.eps = 3.0
+    assert layer.eps.item() == pytest.approx(0.5)
+    assert other.eps.item() == pytest.approx(3.0)
     other.load_state_dict(layer.state_dict())
     scores = torch.randn(4, 5)
     assert torch.equal(other(scores), layer(scores))
@@ -54,15 +54,15 @@ def test_copies(module, function):
 
 
 def test_state():
-    assert SoftTopK(2).state_dict() == {}
+    assert SoftTopK(2, eps=0.5).state_dict() == {}
     layer = SoftTopK(nn.Parameter(torch.tensor(2.0)), eps=torch.tensor(0.5))
-    assert set(layer.state_dict()) == {"k", "eps"}
+    assert set(layer.state_dict()) == {"k"}
     assert [name for name, _ in layer.named_parameters()] == ["k"]
     assert layer.double().eps.dtype == torch.float64
 
 
 def test_a_temperature_can_be_learned():
-    layer = SoftTopK(2, eps=nn.Parameter(torch.tensor(5.0)))
+    layer = SoftTopK(2, eps=5.0, learn_eps=True)
     scores = torch.randn(20, 8)
     target = soft_topk(scores, 2, eps=0.5)
     optimizer = torch.optim.Adam(layer.parameters(), lr=0.1)
@@ -76,10 +76,10 @@ def test_a_temperature_can_be_learned():
 def test_repr():
     text = repr(SoftTopK(3, eps=torch.tensor(0.25), solver=Sinkhorn()))
     assert text == (
-        "SoftTopK(k=3, eps=0.25, dim=-1, largest=True, normalize=None, hard=False, "
-        "solver=Sinkhorn(max_iter=200, tol=1e-06))"
+        "SoftTopK(k=3, eps=0.25, learn_eps=False, hard_eval=False, dim=-1, largest=True, "
+        "normalize=None, hard=False, solver=Sinkhorn(max_iter=200, tol=1e-06))"
     )
-    assert "k=tensor of shape (4,)" in repr(SoftTopK(torch.ones(4)))
+    assert "k=tensor of shape (4,), width=2.0" in repr(SoftTopK(torch.ones(4)))
 
 
 @pytest.mark.parametrize(
@@ -93,6 +93,16 @@ def test_repr():
         (lambda: SoftTopK(2, normalize="all"), ValueError, "normalize must be one of"),
         (lambda: SoftTopK(2, solver="newton"), ValueError, "solver must be"),
         (lambda: SoftTopK(2, hard=1), TypeError, "hard must be True or False"),
+        (lambda: SoftTopK(2, hard_eval=1), TypeError, "hard_eval must be True or False"),
+        (lambda: SoftTopK(2, learn_eps=1), TypeError, "learn_eps must be True or False"),
+        (lambda: SoftTopK(2, width=0), ValueError, "width must be positive"),
+        (lambda: SoftTopK(2, eps=1.0, width=3), ValueError, r"got eps=1\.0 and width=3"),
+        (lambda: SoftTopK(2, normalize="row"), ValueError, "'row' needs an eps of its own"),
+        (
+            lambda: SoftTopK(2, eps=nn.Parameter(torch.tensor(1.0))),
+            TypeError,
+            "eps must not be a parameter, which can become negative; use learn_eps",
+        ),
     ],
 )
 def test_wrong_options_fail_at_construction(make, kind, message):
@@ -104,11 +114,14 @@ def test_public_names():
     assert set(softtopk.__all__) == {
         "ConvergenceWarning",
         "EntropicPlan",
+        "Sharpness",
         "Sinkhorn",
         "SoftTopK",
         "SortedSoftTopK",
         "entropic_plan",
+        "eps_for",
         "log_soft_topk",
+        "sharpness",
         "soft_topk",
         "soft_topk_softmax",
         "sorted_soft_topk",

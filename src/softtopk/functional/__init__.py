@@ -4,6 +4,7 @@ from ._rows import Normalize
 from ._sinkhorn import EntropicPlan, Sinkhorn, Solver, entropic_plan
 from ._softmax import soft_topk_softmax
 from ._sorted import sorted_soft_topk
+from ._temperature import Sharpness, eps_for, sharpness
 from ._unsorted import log_soft_topk, soft_topk, topk_threshold
 from ._warnings import ConvergenceWarning
 
@@ -11,10 +12,13 @@ __all__ = [
     "ConvergenceWarning",
     "EntropicPlan",
     "Normalize",
+    "Sharpness",
     "Sinkhorn",
     "Solver",
     "entropic_plan",
+    "eps_for",
     "log_soft_topk",
+    "sharpness",
     "soft_topk",
     "soft_topk_softmax",
     "sorted_soft_topk",

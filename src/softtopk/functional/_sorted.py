@@ -562,6 +562,10 @@ def sorted_soft_topk(
         normalize=normalize,
         last_anchor=max(k, 1),
     )
+    if hard:
+        selected = _hard_ranking(rows.canonical().scores, k)
+        if not may_differentiate(rows.scores, rows.tau):
+            return rows.restore(selected, -2)
     if k == 0:
         soft = rows.scores[..., :0] * rows.tau  # empty, and still in the graph
         soft = soft.unsqueeze(-2).expand(*rows.scores.shape, 0)
@@ -569,9 +573,7 @@ def sorted_soft_topk(
         soft = ranking_by_sinkhorn(rows.canonical(), k, sinkhorn)
     else:
         soft = rank_indicator(rows, k)
-    if hard:
-        soft = straight_through(_hard_ranking(rows.canonical().scores, k), soft)
-    return rows.restore(soft, -2)
+    return rows.restore(straight_through(selected, soft) if hard else soft, -2)
 
 
 def _hard_ranking(x: Tensor, k: int) -> Tensor:

@@ -494,13 +494,15 @@ def soft_topk(
     rows, k = unsorted_rows(
         scores, k, eps=eps, dim=dim, largest=largest, mask=mask, normalize=normalize
     )
+    if hard:
+        selected = hard_selection(rows.canonical().scores, k)
+        if not may_differentiate(rows.scores, rows.tau, k):
+            return rows.restore(selected)
     if sinkhorn is None:
         soft = indicator(rows, k)
     else:
         soft = indicator_by_sinkhorn(rows.canonical(), k, sinkhorn)
-    if hard:
-        soft = straight_through(hard_selection(rows.canonical().scores, k), soft)
-    return rows.restore(soft)
+    return rows.restore(straight_through(selected, soft) if hard else soft)
 
 
 def log_soft_topk(

@@ -3,5 +3,12 @@
 from ._attention import soft_topk_attention
 from ._modules import SoftTopK, SortedSoftTopK
 from ._multihead import SoftTopKAttention
+from ._temperature import WidthSchedule
 
-__all__ = ["SoftTopK", "SoftTopKAttention", "SortedSoftTopK", "soft_topk_attention"]
+__all__ = [
+    "SoftTopK",
+    "SoftTopKAttention",
+    "SortedSoftTopK",
+    "WidthSchedule",
+    "soft_topk_attention",
+]

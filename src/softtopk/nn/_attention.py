@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +21,7 @@ from .._checks import (
 from .._dispatch import may_differentiate
 from ..functional import soft_topk_softmax
 from ..functional._softmax import softmax_of_largest, softmax_or_zero
+from ..functional._temperature import common_eps
 
 
 @overload
@@ -165,6 +166,26 @@ def soft_topk_attention(
         weights = F.dropout(weights, dropout_p)
     output = _per_group(weights, value)
     return (output, weights) if need_weights else output
+
+
+def eps_per_head(
+    query: Tensor, key: Tensor, topk: int, *, width: float, attn_mask: Tensor | None
+) -> Tensor:
+    """The eps of every head, (heads,), that leaves ``width`` keys of a query undecided.
+
+    query (N, heads, L, E), key (N, heads, S, E).
+    """
+    shape = _shape_of_scores(query, key, key, False)
+    scores, mask = _scores_of(query.detach(), key.detach(), shape, attn_mask, False, None)
+    n = shape[-1]
+    options: dict[str, Any] = {"width": min(width, n), "dim": -1, "largest": True, "sorted": False}
+    masks = [None] * shape[1] if mask is None else mask.expand(shape).unbind(1)
+    return torch.stack(
+        [
+            common_eps(head, min(topk, n), mask=allowed, **options)
+            for head, allowed in zip(scores.unbind(1), masks, strict=True)
+        ]
+    )
 
 
 def _scores_of(

@@ -8,26 +8,31 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._checks import Count, Strength, check_choice, check_eps, check_flag, check_integer_k, check_k
+from .._checks import Count, Strength, check_choice, check_flag, check_integer_k, check_k
 from ..functional import Normalize, Solver, soft_topk, sorted_soft_topk
 from ..functional._sinkhorn import sinkhorn_of
+from ..functional._temperature import common_eps
+from ._temperature import Tempered
 
 
-class _TopK(nn.Module):
+class _TopK(Tempered):
     """Holds the options of an operator.
 
-    ``k`` and ``eps`` may be tensors: a parameter is registered as one and can be learned, any other
-    tensor becomes a buffer that moves with the module.
+    ``k`` may be a tensor: a parameter is registered as one and can be learned, any other tensor
+    becomes a buffer that moves with the module.
     """
 
     k: Any
-    eps: Any
+    _sorted: bool
 
     def __init__(
         self,
         k: Count,
         *,
-        eps: Strength = 0.1,
+        eps: Strength | None = None,
+        width: float | None = None,
+        learn_eps: bool = False,
+        hard_eval: bool = False,
         dim: int = -1,
         largest: bool = True,
         normalize: Normalize = None,
@@ -36,32 +41,63 @@ class _TopK(nn.Module):
     ) -> None:
         super().__init__()
         # What does not depend on the scores is checked here rather than at the first call.
-        check_eps(eps, eps.shape if isinstance(eps, Tensor) else torch.Size())
+        self._check_k(k)
+        check_flag("hard_eval", hard_eval)
         check_flag("largest", largest)
         check_choice("normalize", normalize, (None, "row", "batch"))
         check_flag("hard", hard)
         sinkhorn_of(solver)
-        self._hold("k", k)
-        self._hold("eps", eps)
+        if eps is None and normalize is not None:
+            raise ValueError(
+                f"normalize={normalize!r} needs an eps of its own; a calibrated one is for the "
+                "cost as it is"
+            )
+        if eps is None and width is None:
+            places = float(k.detach().double().mean()) if isinstance(k, Tensor) else k
+            width = max(2.0, 2 * places)
+        self._hold(eps, width, learn_eps)
+        if isinstance(k, Tensor) and not isinstance(k, nn.Parameter):
+            self.register_buffer("k", k)
+        else:
+            self.k = k
+        self.hard_eval = hard_eval
         self.dim = dim
         self.largest = largest
-        self.normalize = normalize
+        self.normalize: Normalize = normalize
         self.hard = hard
-        self.solver = solver
+        self.solver: Solver = solver
 
-    def _hold(self, name: str, value: Count | Strength) -> None:
-        if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
-            self.register_buffer(name, value)
-        else:
-            setattr(self, name, value)
+    def _check_k(self, k: Any) -> None:
+        raise NotImplementedError
 
-    def _options(self) -> dict[str, Any]:
-        names = ("eps", "dim", "largest", "normalize", "hard", "solver")
-        return {name: getattr(self, name) for name in names}
+    def _options(self, scores: Tensor, mask: Tensor | None) -> dict[str, Any]:
+        """The arguments of the operator besides the scores and k."""
+
+        def calibrate(width: float) -> Tensor:
+            return common_eps(
+                scores,
+                self.k,
+                width=min(width, scores.shape[self.dim]),
+                dim=self.dim,
+                largest=self.largest,
+                mask=mask,
+                sorted=self._sorted,
+            )
+
+        return {
+            "eps": self._eps_now(calibrate),
+            "dim": self.dim,
+            "largest": self.largest,
+            "mask": mask,
+            "normalize": self.normalize,
+            "hard": self.hard or (self.hard_eval and not self.training),
+            "solver": self.solver,
+        }
 
     def extra_repr(self) -> str:
-        options = {"k": self.k, **self._options()}
-        return ", ".join(f"{name}={_brief(value)}" for name, value in options.items())
+        temperature = "eps" if self.width is None else "width"
+        names = ("k", temperature, "learn_eps", "hard_eval", "dim", "largest", "normalize", "hard")
+        return ", ".join(f"{name}={_brief(getattr(self, name))}" for name in (*names, "solver"))
 
 
 def _brief(value: object) -> str:
@@ -71,30 +107,49 @@ def _brief(value: object) -> str:
 
 
 class SoftTopK(_TopK):
-    """`softtopk.soft_topk` as a module, with the same options.
+    """`softtopk.soft_topk` as a module.
 
-    >>> select = SoftTopK(2, eps=torch.nn.Parameter(torch.tensor(1.0)))  # a learnable temperature
-    >>> select(torch.tensor([0.4, 0.7, 2.3, 1.9])).detach()
-    tensor([0.1372, 0.2246, 0.8767, 0.7615])
+    Args:
+        k: As in `soft_topk`; a tensor that is a parameter can be learned.
+        eps: The temperature, in units of the scores.
+        width: Instead: how many elements shall be undecided. The first training batch decides eps
+            (`softtopk.eps_for`, the median of its rows), which is then kept, in the state dict too,
+            as ``calibrated_eps``. So scores that grow in training sharpen the selection. Without
+            ``eps`` and ``width``, the width is 2 k. A width above the size of a row is that size.
+        learn_eps: Learn eps from there: its logarithm is the parameter ``log_eps``.
+        hard_eval: In eval mode return the exact selection.
+        dim, largest, normalize, hard, solver: As in `soft_topk`.
+
+    ``recalibrate()`` lets the next training batch decide again, and `WidthSchedule` anneals the
+    width. In eval mode before any training batch, every call has the eps of its own scores.
+
+    >>> select = SoftTopK(2, width=4)
+    >>> select(torch.tensor([0.4, 0.7, 2.3, 1.9, -0.2, 1.4, 0.1])).round(decimals=2)
+    tensor([0.0200, 0.0500, 0.8900, 0.7000, 0.0000, 0.3300, 0.0100])
+    >>> select.eps.item() > 0
+    True
     """
 
-    def __init__(self, k: Count, **options: Any) -> None:
+    _sorted = False
+
+    def _check_k(self, k: Any) -> None:
         check_k(k, math.inf, k.shape if isinstance(k, Tensor) else torch.Size())
-        super().__init__(k, **options)
 
     def forward(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
-        return soft_topk(scores, self.k, mask=mask, **self._options())
+        return soft_topk(scores, self.k, **self._options(scores, mask))
 
 
 class SortedSoftTopK(_TopK):
-    """`softtopk.sorted_soft_topk` as a module, with the same options.
+    """`softtopk.sorted_soft_topk` as a module; the arguments are those of `SoftTopK`.
 
-    >>> SortedSoftTopK(2, eps=0.1)(torch.tensor([0.4, 0.7, 2.3, 1.9])).shape
+    >>> SortedSoftTopK(2)(torch.tensor([0.4, 0.7, 2.3, 1.9])).shape
     torch.Size([4, 2])
     """
 
-    def __init__(self, k: int, **options: Any) -> None:
-        super().__init__(check_integer_k(k, math.inf), **options)
+    _sorted = True
+
+    def _check_k(self, k: Any) -> None:
+        check_integer_k(k, math.inf)
 
     def forward(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
-        return sorted_soft_topk(scores, self.k, mask=mask, **self._options())
+        return sorted_soft_topk(scores, self.k, **self._options(scores, mask))

@@ -11,11 +11,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .._checks import Strength, check_eps, check_flag, check_integer
-from ._attention import check_dropout, check_normalize, describe, soft_topk_attention
+from .._checks import Strength, check_flag, check_integer
+from ._attention import (
+    check_dropout,
+    check_normalize,
+    describe,
+    eps_per_head,
+    soft_topk_attention,
+)
+from ._temperature import Tempered
 
 
-class SoftTopKAttention(nn.MultiheadAttention):
+class SoftTopKAttention(Tempered, nn.MultiheadAttention):
     """``nn.MultiheadAttention`` in which every query attends to about ``topk`` keys.
 
     The attention is `soft_topk_attention`. The constructor, the call, the returned weights and the
@@ -25,8 +32,11 @@ class SoftTopKAttention(nn.MultiheadAttention):
 
     Args:
         topk: How many keys; those of ``add_bias_kv`` and ``add_zero_attn`` count among them.
-        eps: Regularisation strength, in units of the scores: a float or a tensor (num_heads,).
-        learn_eps: Learn one eps for every head, starting at ``eps``: its logarithm is the parameter
+        eps: Regularisation strength, in units of the scores: a float or a tensor (num_heads,). None
+            is 1, which suits scores of unit variance, as those of newly made layers mostly are.
+        width: Instead: how many keys shall be undecided. The first training batch decides eps for
+            every head, as in `SoftTopK`; a state dict without it loads.
+        learn_eps: Learn one eps for every head from there: its logarithm is the parameter
             ``log_eps`` (num_heads,). A state dict without it loads and leaves it as it is. Weight
             decay pulls it towards 0, and so eps towards 1.
         normalize: As in `soft_topk_attention`: None or "row".
@@ -43,14 +53,12 @@ class SoftTopKAttention(nn.MultiheadAttention):
     tensor([1., 1., 1., 1.])
     """
 
-    _eps: Any
-    _given_eps: Any
-
     def __init__(
         self,
         *arguments: Any,
         topk: int,
-        eps: Strength = 1.0,
+        eps: Strength | None = None,
+        width: float | None = None,
         learn_eps: bool = False,
         normalize: Literal["row"] | None = None,
         hard_eval: bool = False,
@@ -58,40 +66,17 @@ class SoftTopKAttention(nn.MultiheadAttention):
     ) -> None:
         super().__init__(*arguments, **options)
         check_dropout("dropout", self.dropout)
-        check_flag("learn_eps", learn_eps)
         check_normalize(normalize)
         check_flag("hard_eval", hard_eval)
         # In eval mode nn.TransformerEncoderLayer computes ordinary attention itself, past our
         # forward, unless it finds projections that it does not know.
         self._qkv_same_embed_dim = False
         self.topk = check_integer("topk", topk)
-        self.learn_eps = learn_eps
         self.normalize = normalize
         self.hard_eval = hard_eval
-        if learn_eps:
-            self.log_eps = nn.Parameter(self.out_proj.weight.new_empty(self.num_heads))
-        self._hold(eps)
-
-    def _hold(self, eps: Strength) -> None:
-        check_eps(eps, torch.Size((self.num_heads,)))
-        # Besides, as it was given: the meta device keeps no values.
-        self._given_eps = eps.detach().clone() if isinstance(eps, Tensor) else eps
-        if self.learn_eps:
-            with torch.no_grad():
-                self.log_eps.copy_(self._given_log_eps(self.log_eps))
-            return
-        if hasattr(self, "_eps"):  # what was a buffer may become a number
-            del self._eps
-        if isinstance(eps, Tensor):
-            # Not persistent: the state dict stays that of nn.MultiheadAttention.
-            held = eps.detach().to(self.out_proj.weight.device)
-            self.register_buffer("_eps", held, persistent=False)
-        else:
-            self._eps = eps
-
-    def _given_log_eps(self, like: Tensor) -> Tensor:
-        given = torch.as_tensor(self._given_eps, dtype=like.dtype, device=like.device)
-        return given.log().expand(self.num_heads)
+        if eps is None and width is None:
+            eps = 1.0
+        self._hold(eps, width, learn_eps, shape=(self.num_heads,), like=self.out_proj.weight)
 
     @classmethod
     def from_multihead(cls, attention: nn.MultiheadAttention, **options: Any) -> SoftTopKAttention:
@@ -131,19 +116,6 @@ class SoftTopKAttention(nn.MultiheadAttention):
         made.out_proj = attention.out_proj
         return made.train(attention.training)
 
-    @property
-    def eps(self) -> Strength:
-        """The regularisation strength: a float, or a tensor (num_heads,). It can be set."""
-        if not self.learn_eps:
-            return self._eps
-        # Neither infinite nor zero, nor so after a half of it.
-        limits = torch.finfo(self.log_eps.dtype)
-        return self.log_eps.clamp(math.log(limits.tiny) + 1, math.log(limits.max) - 1).exp()
-
-    @eps.setter
-    def eps(self, eps: Strength) -> None:
-        self._hold(eps)
-
     def forward(
         self,
         query: Tensor,
@@ -175,7 +147,9 @@ class SoftTopKAttention(nn.MultiheadAttention):
             # The rows that were added take part: True, or 0 to add.
             mask = F.pad(mask, (0, keys.shape[-2] - mask.shape[-1]), value=mask.dtype == torch.bool)
 
-        eps = self.eps
+        eps = self._eps_now(
+            lambda width: eps_per_head(queries, keys, self.topk, width=width, attn_mask=mask)
+        )
         result = soft_topk_attention(
             queries,
             keys,
@@ -264,20 +238,12 @@ class SoftTopKAttention(nn.MultiheadAttention):
                 f"batch_first={self.batch_first}, got {describe(named)}"
             )
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        like = state_dict.get(prefix + "out_proj.weight", self.out_proj.weight)
-        if self.learn_eps:
-            held = self._given_log_eps(like) if self.log_eps.is_meta else self.log_eps.detach()
-            state_dict.setdefault(prefix + "log_eps", held)
-        elif isinstance(self._eps, Tensor) and self._eps.is_meta:
-            self._eps = self._given_eps.to(like.device)
-        super()._load_from_state_dict(state_dict, prefix, *rest)
-
     def extra_repr(self) -> str:
-        eps = self.eps
-        shown = f"{eps.tolist()}" if isinstance(eps, Tensor) else eps
+        shown = f"eps={self.eps.tolist() if isinstance(self.eps, Tensor) else self.eps}"
+        if self.width is not None:
+            shown = f"width={self.width}"
         return (
-            f"{self.embed_dim}, {self.num_heads}, topk={self.topk}, eps={shown}, "
+            f"{self.embed_dim}, {self.num_heads}, topk={self.topk}, {shown}, "
             f"learn_eps={self.learn_eps}, normalize={self.normalize!r}, hard_eval={self.hard_eval}"
         )
 

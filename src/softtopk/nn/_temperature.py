@@ -1,0 +1,247 @@
+"""The temperature of a module: a number, calibrated by a width, or learned; and its schedule."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from .._checks import (
+    Strength,
+    check_choice,
+    check_eps,
+    check_flag,
+    check_integer,
+    check_number,
+    check_positive,
+)
+
+
+class Tempered(nn.Module):
+    """A module with an eps. Its subclasses call `_hold` when they are made, and `_eps_now` to run.
+
+    What is given is kept as it is. What is calibrated is the buffer ``calibrated_eps``, NaN until
+    the first training batch. What is learned is the parameter ``log_eps``: eps is its exponential,
+    so that no step of an optimiser can make it negative.
+    """
+
+    log_eps: Tensor
+    calibrated_eps: Tensor
+    _eps: Any
+    _given_eps: Any
+    _width: float | None
+    learn_eps: bool
+
+    def _hold(
+        self,
+        eps: Strength | None,
+        width: float | None,
+        learn_eps: bool,
+        *,
+        shape: tuple[int, ...] = (),
+        like: Tensor | None = None,
+    ) -> None:
+        """``eps`` or ``width``, not both. What is calibrated or learned has the ``shape``."""
+        check_flag("learn_eps", learn_eps)
+        if (eps is None) == (width is None):
+            both = "" if eps is None else f", got eps={eps} and width={width}"
+            raise ValueError(f"give eps, the temperature, or width, to have it calibrated{both}")
+        self.learn_eps = learn_eps
+        self._width = None if width is None else check_positive("width", width)
+        self._pending = width is not None
+        self._shape = torch.Size(shape)
+        start = (torch.empty(()) if like is None else like).new_full(shape, math.nan)
+        if learn_eps:
+            self.log_eps = nn.Parameter(start)
+        elif width is not None:
+            self.register_buffer("calibrated_eps", start)
+        if eps is not None:
+            self._give(eps)
+
+    def _give(self, eps: Strength) -> None:
+        if isinstance(eps, nn.Parameter):
+            raise TypeError("eps must not be a parameter, which can become negative; use learn_eps")
+        check_eps(eps, self._shape or (eps.shape if isinstance(eps, Tensor) else self._shape))
+        # Also as it was given: the meta device keeps no values.
+        self._given_eps = eps.detach().clone() if isinstance(eps, Tensor) else float(eps)
+        if self.learn_eps:
+            self._keep(torch.as_tensor(self._given_eps, device=self.log_eps.device))
+            return
+        if hasattr(self, "_eps"):  # what was a buffer may become a number
+            del self._eps
+        if isinstance(eps, Tensor):
+            # Not persistent: like k and dim it is a setting, and no result of training.
+            self.register_buffer("_eps", self._given_eps, persistent=False)
+        else:
+            self._eps = self._given_eps
+
+    def _keep(self, eps: Tensor) -> None:
+        """What was calibrated, or where learning starts."""
+        with torch.no_grad():
+            if self.learn_eps:
+                self.log_eps.copy_(eps.log())
+            else:
+                self.calibrated_eps.copy_(eps)
+        self._pending = False
+
+    @property
+    def eps(self) -> Strength:
+        """The temperature: a float or a tensor. It can be set. NaN while it is to be calibrated."""
+        if self.learn_eps:
+            # Neither infinite nor zero, nor so after a half of it.
+            limits = torch.finfo(self.log_eps.dtype)
+            return self.log_eps.clamp(math.log(limits.tiny) + 1, math.log(limits.max) - 1).exp()
+        return self._eps if self._width is None else self.calibrated_eps
+
+    @eps.setter
+    def eps(self, eps: Strength) -> None:
+        if self._width is None:
+            self._give(eps)
+        else:
+            check_eps(eps, self._shape)
+            held = self.log_eps if self.learn_eps else self.calibrated_eps
+            self._keep(torch.as_tensor(eps, device=held.device))
+
+    @property
+    def width(self) -> float | None:
+        """How many elements the calibration leaves undecided. Set, it calibrates anew."""
+        return self._width
+
+    @width.setter
+    def width(self, width: float) -> None:
+        if self._width is None:
+            raise ValueError(f"{type(self).__name__} was made with an eps; make it with width=")
+        self._width = check_positive("width", width)
+        self.recalibrate()
+
+    def recalibrate(self) -> None:
+        """Let the next training batch decide eps again."""
+        if self._width is None:
+            raise ValueError(f"{type(self).__name__} was made with an eps; make it with width=")
+        self._pending = True
+
+    def _eps_now(self, calibrate: Callable[[float], Tensor]) -> Strength:
+        """eps for this call. ``calibrate`` finds the one for a width and the scores of the call."""
+        if not self._pending or self._width is None:
+            return self.eps
+        found = calibrate(self._width)
+        if not self.training:  # nothing to keep: it is for this call
+            return found
+        self._keep(found)
+        return self.eps
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        name = "log_eps" if self.learn_eps else "calibrated_eps"
+        held: Tensor | None = getattr(self, name, None)
+        if held is not None:  # a state dict without it loads, and leaves it as it is
+            loaded = (value for key, value in state_dict.items() if key.startswith(prefix))
+            like = next((value for value in loaded if value.is_floating_point()), held)
+            state_dict.setdefault(prefix + name, self._known(held, like.dtype))
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+        if self._width is not None:
+            found: Tensor = getattr(self, name)
+            self._pending = found.is_meta or bool(found.isnan().any())
+        given = self._buffers.get("_eps")
+        if given is not None and given.is_meta:
+            self._eps = self._given_eps
+
+    def _known(self, held: Tensor, dtype: torch.dtype) -> Tensor:
+        """The value of a tensor of ours, which the meta device does not keep."""
+        if not held.is_meta:
+            return held.detach()
+        if self._width is not None:
+            return torch.full(held.shape, math.nan, dtype=dtype, device="cpu")
+        given = torch.as_tensor(self._given_eps, dtype=dtype, device="cpu")
+        return given.log().expand(held.shape)
+
+
+Shape = Literal["exponential", "linear", "cosine"]
+_SHAPES: dict[str, Callable[[float, float, float], float]] = {
+    "exponential": lambda start, end, done: start ** (1 - done) * end**done,
+    "linear": lambda start, end, done: start + (end - start) * done,
+    "cosine": lambda start, end, done: end + (start - end) * 0.5 * (1 + math.cos(math.pi * done)),
+}
+
+
+class WidthSchedule:
+    """Anneals the width of all modules in ``module`` that have one, from soft to hard.
+
+    Made and used like a schedule of ``torch.optim``: call ``step()`` after every training step. The
+    next training batch then decides eps for the new width. After ``total_steps`` the width is
+    ``end`` and eps stays as it is.
+
+    Args:
+        module: One made with ``width=``, or a model that contains some.
+        total_steps: Steps from ``start`` to ``end``.
+        start: Elements that are undecided at first; None for the width that each module has.
+        end: Elements that are undecided at the end. 2 is nearly hard.
+        shape: ``"exponential"``, ``"linear"`` or ``"cosine"``.
+
+    >>> select = SoftTopK(10, width=100)
+    >>> schedule = WidthSchedule(select, total_steps=50)
+    >>> for _ in range(25):
+    ...     _ = select(torch.randn(4, 100))
+    ...     schedule.step()
+    >>> round(select.width, 1)
+    14.1
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        total_steps: int,
+        start: float | None = None,
+        end: float = 2.0,
+        shape: Shape = "exponential",
+    ) -> None:
+        self.total_steps = check_integer("total_steps", total_steps)
+        check_choice("shape", shape, tuple(_SHAPES))
+        self.shape = shape
+        self._modules = [
+            part
+            for part in module.modules()
+            if isinstance(part, Tempered) and part.width is not None
+        ]
+        if not self._modules:
+            raise ValueError(
+                f"module has no part with a width, got {type(module).__name__}; make it with width="
+            )
+        given = None if start is None else check_positive("start", start)
+        self._starts = [float(given or part.width or 0) for part in self._modules]
+        self.end = check_positive("end", end)
+        self.last_step = 0
+        self._apply()
+
+    def step(self) -> None:
+        """Go on to the width of the next step."""
+        if self.last_step < self.total_steps:
+            self.last_step += 1
+            self._apply()
+
+    def get_last_width(self) -> list[float]:
+        """The width of every module."""
+        done = self.last_step / self.total_steps
+        return [_SHAPES[self.shape](start, self.end, done) for start in self._starts]
+
+    def _apply(self) -> None:
+        for part, width in zip(self._modules, self.get_last_width(), strict=True):
+            part.width = width
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a run needs to go on, with the state of the modules, which has their eps."""
+        return {
+            "last_step": self.last_step,
+            "starts": list(self._starts),
+            "pending": [part._pending for part in self._modules],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.last_step = check_integer("last_step", state["last_step"], 0)
+        self._starts = [check_number("start", start) for start in state["starts"]]
+        self._apply()
+        for part, pending in zip(self._modules, state["pending"], strict=True):
+            part._pending = bool(pending)
