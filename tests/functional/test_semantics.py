@@ -7,7 +7,14 @@ import torch
 from paths import both_paths
 from torch.testing import assert_close
 
-from softtopk import Sinkhorn, log_soft_topk, soft_topk, sorted_soft_topk, topk_threshold
+from softtopk import (
+    Sinkhorn,
+    log_soft_topk,
+    soft_topk,
+    soft_topk_softmax,
+    sorted_soft_topk,
+    topk_threshold,
+)
 
 INF = math.inf
 #: Operators with an entry per element; the element axis of the result is given.
@@ -268,6 +275,16 @@ def test_hard_has_the_soft_gradient():
         ]
         assert torch.equal(*grads)
         assert grads[0].abs().max() > 0
+
+
+@both_paths
+@pytest.mark.parametrize("operator", [soft_topk, sorted_soft_topk, soft_topk_softmax])
+def test_hard_rows_with_nan_are_nan(operator):
+    scores = torch.tensor([[3.0, math.nan, 1.0, 0.0], [0.0, 1.0, 2.0, 3.0]])
+    for grad in (False, True):
+        hard = operator(scores.clone().requires_grad_(grad), 2, hard=True)
+        assert hard[0].isnan().all()
+        assert hard[1].isfinite().all()
 
 
 @both_paths

@@ -331,11 +331,12 @@ def column(value: Strength, x: Tensor) -> Tensor:
 def hard_selection(x: Tensor, k: Count) -> Tensor:
     """The 0/1 selection (..., n) of the round(k) largest, of scores in canonical form.
 
-    Elements that take no part are never selected.
+    Elements that take no part are never selected. A row with a NaN is NaN.
     """
     x = x.detach()
     chosen = chosen_of(x, k.detach().round() if isinstance(k, Tensor) else round(k))
-    return (chosen & (x != -math.inf)).to(x.dtype)
+    selected = (chosen & (x != -math.inf)).to(x.dtype)
+    return selected.masked_fill(x.isnan().any(-1, keepdim=True), math.nan)
 
 
 def straight_through(hard: Tensor, soft: Tensor) -> Tensor:

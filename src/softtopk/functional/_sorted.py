@@ -583,4 +583,5 @@ def _hard_ranking(x: Tensor, k: int) -> Tensor:
     order = best.argsort(dim=-1, descending=True, stable=True)
     index = index.gather(-1, order).unsqueeze(-2)
     selected = torch.zeros(*x.shape, k, dtype=x.dtype, device=x.device).scatter(-2, index, 1.0)
-    return selected.masked_fill((x == -math.inf).unsqueeze(-1), 0.0)
+    selected = selected.masked_fill((x == -math.inf).unsqueeze(-1), 0.0)
+    return selected.masked_fill(x.isnan().any(-1, keepdim=True).unsqueeze(-1), math.nan)
