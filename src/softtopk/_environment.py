@@ -21,6 +21,7 @@ OPTIONAL = {
     "faiss-cpu": "knn",
     "safetensors": "knn",
     "threadpoolctl": "knn",
+    "pyarrow": "tables",
     "sentencepiece": "translate",
     "sacrebleu": "translate",
     "babel": "translate",

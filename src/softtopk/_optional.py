@@ -14,6 +14,7 @@ EXTRAS = {
     "faiss": ("knn", "faiss-cpu"),
     "matplotlib": ("plot", "matplotlib"),
     "numpy": ("knn", "numpy"),
+    "pyarrow": ("tables", "pyarrow"),
     "rich": ("cli", "rich"),
     "sacrebleu": ("translate", "sacrebleu"),
     "safetensors": ("knn", "safetensors"),

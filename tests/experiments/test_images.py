@@ -23,9 +23,9 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
+from softtopk.experiments._splits import Split, _shares, stratified
 from softtopk.experiments.errors import UsageError
-from softtopk.experiments.images import NAMES, ImageData, Split, load, read_images
-from softtopk.experiments.images._data import _shares, stratified
+from softtopk.experiments.images import NAMES, ImageData, load, read_images
 
 RNG = np.random.default_rng(0)
 MNIST_NAMES = (
@@ -78,8 +78,8 @@ class Mnist:
         for split, images, labels in zip(
             (data.train, data.test), self.images, self.labels, strict=True
         ):
-            assert (split.images.dtype, split.labels.dtype) == (torch.uint8, torch.int64)
-            np.testing.assert_array_equal(split.images.numpy(), images[:, None])
+            assert (split.inputs.dtype, split.labels.dtype) == (torch.uint8, torch.int64)
+            np.testing.assert_array_equal(split.inputs.numpy(), images[:, None])
             np.testing.assert_array_equal(split.labels.numpy(), labels)
 
 
@@ -122,7 +122,7 @@ def made_up(counts: list[int], test: int = 10) -> ImageData:
 
 def numbers_of(split: Split) -> list[int]:
     """Which of the images of `made_up` they are."""
-    high, low = split.images.long().flatten(1).T
+    high, low = split.inputs.long().flatten(1).T
     return (256 * high + low).tolist()
 
 
@@ -188,12 +188,12 @@ def test_cifar10_round_trip(folder: str, packed: bool, tmp_path: Path) -> None:
     data = load("cifar10", tmp_path)
     assert data.shape == (3, 32, 32)
     np.testing.assert_array_equal(
-        data.train.images.numpy(), CIFAR.images[:5].reshape(-1, 3, 32, 32)
+        data.train.inputs.numpy(), CIFAR.images[:5].reshape(-1, 3, 32, 32)
     )
     np.testing.assert_array_equal(data.train.labels.numpy(), CIFAR.labels[:5].ravel())
-    np.testing.assert_array_equal(data.test.images.numpy(), CIFAR.images[5])
+    np.testing.assert_array_equal(data.test.inputs.numpy(), CIFAR.images[5])
     np.testing.assert_array_equal(data.test.labels.numpy(), CIFAR.labels[5])
-    assert data.train.images.is_contiguous()
+    assert data.train.inputs.is_contiguous()
     assert data.classes[:2] == ("airplane", "automobile")
 
 
@@ -218,8 +218,8 @@ def test_digits() -> None:
             (data.train, x_train, y_train),
             (data.test, x_test, y_test),
         ):
-            assert part.images.dtype == torch.uint8
-            np.testing.assert_array_equal(part.images.numpy(), images.reshape(-1, 1, 8, 8))
+            assert part.inputs.dtype == torch.uint8
+            np.testing.assert_array_equal(part.inputs.numpy(), images.reshape(-1, 1, 8, 8))
             np.testing.assert_array_equal(part.labels.numpy(), labels)
 
 
@@ -458,19 +458,19 @@ def test_normalised_by_the_training_split() -> None:
     assert data.normalisation.std == pytest.approx(std.tolist(), rel=1e-12)
     assert data.normalisation.maximum == 255
     for split in (data.train, data.test):
-        before = split.images.clone()
-        expected = (split.images.double() / 255 - mean.view(3, 1, 1)) / std.view(3, 1, 1)
-        out = data.normalise(split.images)
+        before = split.inputs.clone()
+        expected = (split.inputs.double() / 255 - mean.view(3, 1, 1)) / std.view(3, 1, 1)
+        out = data.normalise(split.inputs)
         assert out.dtype == torch.float32
         torch.testing.assert_close(out, expected.float(), rtol=1e-5, atol=1e-6)
-        torch.testing.assert_close(split.images, before)
+        torch.testing.assert_close(split.inputs, before)
 
 
 def test_a_constant_channel_becomes_zero() -> None:
     split = Split(torch.full((3, 1, 2, 2), 16, dtype=torch.uint8), torch.zeros(3).long())
     data = ImageData("x", ("a",), split, split, maximum=16)
     assert data.normalisation.mean == (1.0,)
-    assert torch.equal(data.normalise(split.images), torch.zeros(3, 1, 2, 2))
+    assert torch.equal(data.normalise(split.inputs), torch.zeros(3, 1, 2, 2))
 
 
 # --- subsets ---
@@ -480,15 +480,15 @@ def test_subset_through_load(tmp_path: Path) -> None:
     MNIST.write(tmp_path)
     whole, part = load("mnist", tmp_path), load("mnist", tmp_path, subset=25, seed=4)
     assert (len(part.train), len(part.test)) == (25, TEST)
-    assert torch.equal(part.test.images, whole.test.images)
+    assert torch.equal(part.test.inputs, whole.test.inputs)
     chosen = stratified(whole.train.labels, 25, 4)
-    assert torch.equal(part.train.images, whole.train.images[chosen])
+    assert torch.equal(part.train.inputs, whole.train.inputs[chosen])
     assert torch.equal(part.train.labels, whole.train.labels[chosen])
     assert (len(load("mnist", tmp_path, subset=10).test)) == 10
     for wrong in (-1, 0, 9, TRAIN + 1):
         with refused(f"--subset {wrong}: give 10 to 30", "mnist"):
             load("mnist", tmp_path, subset=wrong)
-    assert torch.equal(load("mnist", tmp_path, subset=TRAIN).train.images, whole.train.images)
+    assert torch.equal(load("mnist", tmp_path, subset=TRAIN).train.inputs, whole.train.inputs)
 
 
 def test_subset_keeps_the_shares_of_the_classes() -> None:
@@ -773,7 +773,7 @@ def test_png_with_a_short_header(tmp_path: Path, length: int) -> None:
     path.write_bytes(png_bytes()[:8] + chunk(b"IHDR", header) + pixels)
     assert read_images(path, (1, 4, 6)).shape == (1, 1, 4, 6)
     path.write_bytes(png_bytes()[:8] + chunk(b"IHDR", header[:length]) + pixels)
-    with refused("x.png: not a whole PNG file"):
+    with refused("x.png: not a whole PNG or JPEG file"):
         read_images(path, (1, 4, 6))
 
 
@@ -784,7 +784,7 @@ def test_other_files(tmp_path: Path) -> None:
     with refused(f"{tmp_path}: found a folder, expected a file"):
         read_images(tmp_path, (1, 4, 6))
     path.write_bytes(b"")
-    with refused("x: found an empty file, expected IDX, NumPy (.npy) or PNG"):
+    with refused("x: found an empty file, expected IDX, NumPy (.npy), PNG or JPEG"):
         read_images(path, (1, 4, 6))
     path.write_bytes(gzip.compress(npy_bytes()))
     with refused("x: found the magic number 0x934e554d, expected 0x00000803"):
@@ -796,7 +796,7 @@ def test_other_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("module", "message"),
-    [("PIL", "a PNG file needs pillow: pip install 'softtopk[plot]'"), ("numpy", "needs numpy")],
+    [("PIL", "a picture needs pillow: pip install 'softtopk[plot]'"), ("numpy", "needs numpy")],
 )
 def test_without_optional_modules(
     module: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

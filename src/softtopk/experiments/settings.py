@@ -117,7 +117,8 @@ class Setting:
         if self.choices:
             return f"one {'or more ' if self.is_list else ''}of {', '.join(self.names)}"
         if self.is_list:
-            return f"one or more numbers{self._range()}, with commas between them"
+            kind = "names" if self.kind is str else f"numbers{self._range()}"
+            return f"one or more {kind}, with commas between them"
         return f"a number{self._range()}"
 
     @property
@@ -262,8 +263,11 @@ def refuse_idle(settings: type, given: Mapping[str, Any], values: Mapping[str, A
 
 
 def recorded(settings: type, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a dataclass in the record of a run."""
-    return {name: config[name] for name in declared(settings)}
+    """The settings of a dataclass in the record of a run.
+
+    A record from before a setting was there has none of it: it was as the default is.
+    """
+    return {name: config.get(name, one.default) for name, one in declared(settings).items()}
 
 
 def as_options(settings: Any, values: Mapping[str, Any], always: Collection[str] = ()) -> list[str]:

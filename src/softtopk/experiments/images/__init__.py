@@ -3,8 +3,9 @@
 Nothing is downloaded: :func:`load` says which files it needs and where they are to be had.
 """
 
-from ._data import ImageData, Normalisation, Split
+from ._data import ImageData, Normalisation
+from ._folders import read_folder
 from ._reading import read_images
 from ._sets import NAMES, load
 
-__all__ = ["NAMES", "ImageData", "Normalisation", "Split", "load", "read_images"]
+__all__ = ["NAMES", "ImageData", "Normalisation", "load", "read_folder", "read_images"]

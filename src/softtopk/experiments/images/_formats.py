@@ -18,6 +18,7 @@ from softtopk.experiments._files import opened
 from softtopk.experiments.errors import UsageError
 
 UNSIGNED_BYTE = 0x08  # IDX's code for the type
+LEVELS = 256  # of a uint8
 CIFAR_SHAPE = (3, 32, 32)
 CHUNK = 2**20
 

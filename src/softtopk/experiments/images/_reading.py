@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,24 +14,27 @@ from torch import Tensor
 from softtopk.experiments._files import GZIP, opened
 from softtopk.experiments.errors import UsageError, require_modules
 
-from ._data import LEVELS
-from ._formats import read_idx
+from ._formats import LEVELS, read_idx
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 Shape = tuple[int, int, int]
+PICTURES = (".png", ".jpg", ".jpeg")
 
 
 def read_images(path: str | Path, shape: Shape, *, maximum: int = LEVELS - 1) -> Tensor:
-    """The images of an IDX (packed by gzip or not), NumPy or PNG file, as uint8 (N, C, H, W).
+    """The images of an IDX (packed by gzip or not), NumPy, PNG or JPEG file, as uint8 (N, C, H, W).
 
     The contents decide which of them it is. Nothing is resized, cut or inverted: note that MNIST
     has white digits on black.
 
     Args:
         path: The file. A NumPy file has an array (N, C, H, W) or (N, C * H * W), or one image
-            (C, H, W); with one channel also (N, H, W) or (H, W). A PNG file has one image; colours
-            become grey if there is one channel.
+            (C, H, W); with one channel also (N, H, W) or (H, W). A PNG or JPEG file has one image;
+            colours become grey if there is one channel.
         shape: Channels, height and width that the images must have.
-        maximum: The largest value that a pixel can have. White in a PNG file becomes this.
+        maximum: The largest value that a pixel can have. White in a picture becomes this.
     """
     path = Path(path)
     with opened(path, unpack=False) as (stream, _):
@@ -40,8 +45,8 @@ def read_images(path: str | Path, shape: Shape, *, maximum: int = LEVELS - 1) ->
             break
     else:
         found = f"a file that begins 0x{start.hex()}" if start else "an empty file"
-        raise UsageError(f"{path}: found {found}, expected IDX, NumPy (.npy) or PNG")
-    if read is _read_png:
+        raise UsageError(f"{path}: found {found}, expected IDX, NumPy (.npy), PNG or JPEG")
+    if read is _read_picture:
         images = (images.float() * (maximum / (LEVELS - 1))).round().to(torch.uint8)
     largest = int(images.max())
     if largest > maximum:
@@ -90,31 +95,51 @@ def _allowed(found: tuple[int, ...], shape: Shape) -> bool:
     return found in (shape, single) or found[1:] in (shape, single, (math.prod(shape),))
 
 
-def _read_png(path: Path, shape: Shape) -> Tensor:
-    require_modules("PIL", what=f"{path}: a PNG file")
+def pictures_below(folder: Path) -> list[Path]:
+    """The PNG and JPEG files in a folder and in the folders below it."""
+    found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in PICTURES)
+    if not found:
+        raise UsageError(f"{folder}: found no images, expected {', '.join(PICTURES)}")
+    return found
+
+
+def shape_of_picture(path: Path) -> Shape:
+    """Channels, one if it has no colours and else three, height and width."""
+    with _open_picture(path) as image:
+        return 1 if image.mode in ("1", "L", "LA") else 3, image.height, image.width
+
+
+@contextmanager
+def _open_picture(path: Path) -> Iterator[Image.Image]:
+    require_modules("PIL", what=f"{path}: a picture")
     from PIL import Image
 
-    channels, height, width = shape
-    if channels not in (1, 3):
-        raise UsageError(f"{path}: found a picture, expected IDX or NumPy for {channels} channels")
     try:
-        with Image.open(path, formats=["PNG"]) as image:
-            if image.size != (width, height):
-                raise UsageError(
-                    f"{path}: found {image.width} x {image.height} pixels, expected {width} x "
-                    f"{height}; resize it"
-                )
+        with Image.open(path, formats=["PNG", "JPEG"]) as image:
             if image.mode.startswith(("I", "F")):  # would be cut to 8 bits, not scaled
                 raise UsageError(f"{path}: found 16 bits for a pixel, expected 8")
-            image.verify()
-        with Image.open(path, formats=["PNG"]) as image:  # verifying spoils it
-            if image.convert("RGBA").getchannel("A").getextrema() != (255, 255):
-                raise UsageError(f"{path}: found transparent pixels, expected a background")
-            data = image.convert("L" if channels == 1 else "RGB").tobytes()
+            yield image
     except UsageError:
         raise
     except Exception as error:  # each kind of damage causes another kind of error
-        raise UsageError(f"{path}: not a whole PNG file ({error})") from error
+        raise UsageError(f"{path}: not a whole PNG or JPEG file ({error})") from error
+
+
+def _read_picture(path: Path, shape: Shape) -> Tensor:
+    channels, height, width = shape
+    if channels not in (1, 3):
+        raise UsageError(f"{path}: found a picture, expected IDX or NumPy for {channels} channels")
+    with _open_picture(path) as image:
+        if image.size != (width, height):
+            raise UsageError(
+                f"{path}: found {image.width} x {image.height} pixels, expected {width} x "
+                f"{height}; resize it"
+            )
+        image.verify()
+    with _open_picture(path) as image:  # verifying spoils it
+        if image.convert("RGBA").getchannel("A").getextrema() != (255, 255):
+            raise UsageError(f"{path}: found transparent pixels, expected a background")
+        data = image.convert("L" if channels == 1 else "RGB").tobytes()
     pixels = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(1, height, width, channels)
     return pixels.permute(0, 3, 1, 2).contiguous()
 
@@ -122,7 +147,8 @@ def _read_png(path: Path, shape: Shape) -> Tensor:
 # By what the file begins with.
 _READERS: dict[bytes, Callable[[Path, Shape], Tensor]] = {
     b"\x93NUMPY": _read_npy,
-    b"\x89PNG\r\n\x1a\n": _read_png,
+    b"\x89PNG\r\n\x1a\n": _read_picture,
+    b"\xff\xd8\xff": _read_picture,
     b"\0\0": _read_idx,
-    GZIP: _read_idx,  # no PNG or NumPy file begins so, and no IDX file
+    GZIP: _read_idx,  # no picture or NumPy file begins so, and no IDX file
 }

@@ -9,9 +9,10 @@ from pathlib import Path
 import torch
 
 from softtopk.experiments._files import opened
+from softtopk.experiments._splits import Split
 from softtopk.experiments.errors import UsageError, require_modules
 
-from ._data import ImageData, Split
+from ._data import ImageData
 from ._formats import check_labels, read_cifar, read_idx
 
 MNIST_SHAPE = (28, 28)
@@ -177,7 +178,7 @@ def _read_cifar10(name: str, paths: Sequence[Path]) -> ImageData:
         check_labels(path, labels, len(THINGS))
         batches.append(Split(images, labels))
     *train, test = batches
-    images = torch.cat([batch.images for batch in train])
+    images = torch.cat([batch.inputs for batch in train])
     labels = torch.cat([batch.labels for batch in train])
     return ImageData(name, _cifar10_classes(paths[0].parent), Split(images, labels), test)
 

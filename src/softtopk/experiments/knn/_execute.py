@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from softtopk import knn
 
-from ..images import ImageData
+from .._splits import Data
 from ..runs import Interrupt, Report, Run, train
 from ._augmentation import Augmentation
 from ._methods import Method
@@ -24,18 +24,18 @@ PCA_COMPONENTS = 50  # as in the paper
 
 @dataclass(frozen=True)
 class Samples:
-    """The images of one seed, as the networks take them."""
+    """The samples of one seed, as the networks take them."""
 
     train: Tensor
-    """(n, channels, height, width), normalised."""
+    """(n, channels, height, width) or (n, columns), normalised."""
     train_labels: Tensor
     test: Tensor
     test_labels: Tensor
     classes: tuple[str, ...]
 
     @staticmethod
-    def of(data: ImageData) -> Samples:
-        train, test = (data.normalise(split.images) for split in (data.train, data.test))
+    def of(data: Data) -> Samples:
+        train, test = (data.normalise(split.inputs) for split in (data.train, data.test))
         return Samples(train, data.train.labels, test, data.test.labels, data.classes)
 
     @property

@@ -7,24 +7,28 @@ the training set, one seed each; docs/knn_experiment.md says where the test set 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from softtopk.knn import Recipe
 
 from ..errors import UsageError
 from ..settings import MACHINE, Declared, Effect, relevant, setting
-from ._methods import RELAXED, Method
+from ._methods import METHODS, RELAXED, Method
 
 DATA = ("digits", "mnist", "fashion-mnist", "cifar10")
+FILE, FOLDER = "FILE", "FOLDER"  # data of the user's own: a table, or images
 
 # The groups of settings.
-TRAINING, NEIGHBOURS, IMAGES = "Training", "Loss", "Images"
+DIVISION, TRAINING, NEIGHBOURS, IMAGES = "Data", "Training", "Loss", "Images"
 PRESET = "the preset's"
 # What a setting has an effect with.
 _TRAINED: Effect = {"is_trained": (True,)}
 _RELAXED: Effect = {"relaxation": RELAXED}
 _VOTED: Effect = {"head": (False,)}
+_FILE: Effect = {"data": (FILE,)}
+_OWN: Effect = {"data": (FILE, FOLDER)}
+_SEEN: Effect = {"data": (*DATA, FOLDER)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +36,7 @@ class Settings(Recipe, Declared):
     """The settings that all methods share. Those of the recipe have its defaults and limits."""
 
     epochs: int = setting(
-        Recipe.epochs, "Passes through all training images.", group=TRAINING, only=_TRAINED,
+        Recipe.epochs, "Passes through all training samples.", group=TRAINING, only=_TRAINED,
         shown=PRESET,
     )  # fmt: skip
     batch_size: int = setting(
@@ -65,7 +69,27 @@ class Settings(Recipe, Declared):
         shown=PRESET,
     )
 
-    data: str = setting("digits", "Images to train on.", choices=DATA)
+    data: str = setting(
+        "digits",
+        f"{', '.join(DATA)}; or your own: a table (.csv, .csv.gz, .parquet, .npz), or a folder "
+        "with a folder of images for each class.",
+    )
+    target: str | None = setting(None, "The table's column of classes.", only=_FILE)
+    ignore: tuple[str, ...] | None = setting(
+        None,
+        "Columns of the table to leave out, with commas between them.",
+        group=DIVISION,
+        only=_FILE,
+    )
+    test_share: float | None = setting(
+        None,
+        "Share of your own data to test on, the same of every class.",
+        group=DIVISION,
+        above=0,
+        below=1,
+        only=_OWN,
+        shown="0.25, unless there are folders train and test",
+    )
     preset: str = setting(
         "paper",
         "Where the other settings start from: the paper's, or those that were tuned for the data.",
@@ -73,12 +97,12 @@ class Settings(Recipe, Declared):
         shown="paper for mnist and cifar10, which the paper has; tuned for the others",
     )
     subset: int | None = setting(
-        None, "Use only this many images, for a quick run.", group=IMAGES, low=1
+        None, "Use only this many samples, for a quick run.", group=DIVISION, low=1
     )
     holdout: int | None = setting(
         None,
-        "Test on this many images of the training set, to tune without the test set.",
-        group=IMAGES,
+        "Test on this many samples of the training set, to tune without the test set.",
+        group=DIVISION,
         low=1,
     )
     k: int = setting(9, "Number of neighbours.", low=1, only=_VOTED)
@@ -119,11 +143,11 @@ class Settings(Recipe, Declared):
         "Shift the images at random by at most this many pixels.",
         group=IMAGES,
         low=0,
-        only=_TRAINED,
+        only=_TRAINED | _SEEN,
         shown=PRESET,
     )
     flip: bool = setting(
-        False, "Reflect half of the images.", group=IMAGES, only=_TRAINED, shown=PRESET
+        False, "Reflect half of the images.", group=IMAGES, only=_TRAINED | _SEEN, shown=PRESET
     )
     device: str = setting("cpu", "cpu, cuda, mps, ...", group=MACHINE)
     threads: int = setting(1, "CPU threads.", group=MACHINE, low=1, shown="torch's")
@@ -183,14 +207,30 @@ _DIGITS: dict[str, Any] = {
     "shift": 1,
     "epochs": 30,
 }
+# For the user's own tables, as `SoftKNNClassifier` is for: few columns, and any number of rows.
+_TABLE: dict[str, Any] = {
+    **_TUNED,
+    "optimizer": "adamw",
+    "lr": 3e-3,
+    "weight_decay": 5e-4,
+    "warmup": 0.0,
+    "shift": 0,
+    "epochs": 40,
+}
+# Whether a shifted image is still of its class, only the user knows.
+_IMAGES: dict[str, Any] = {**_TUNED, **_DIGITS, "shift": 0}
+_SPLIT = {"test_share": 0.25}  # as scikit-learn has it
 PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "digits": {"paper": {**_PAPER, "epochs": 30}, "tuned": {**_TUNED, **_DIGITS}},
     "mnist": {"paper": _PAPER, "tuned": _TUNED},
     "fashion-mnist": {"paper": _PAPER, "tuned": {**_TUNED, "flip": True, "epochs": 6}},
     "cifar10": {"paper": _PAPER, "tuned": {**_TUNED, "flip": True, "epochs": 30}},
+    FILE: {"paper": {**_PAPER, **_SPLIT}, "tuned": {**_TABLE, **_SPLIT}},
+    FOLDER: {"paper": {**_PAPER, **_SPLIT}, "tuned": {**_IMAGES, **_SPLIT}},
 }
-DEFAULT_PRESET = {"mnist": "paper", "cifar10": "paper", "digits": "tuned", "fashion-mnist": "tuned"}
-"""The paper's own settings where the paper has some."""
+"""By what `kind_of` says of the data."""
+PUBLISHED = ("mnist", "cifar10")
+"""For these the paper's own settings are the default."""
 
 # Temperatures by relaxation. The paper has none for the methods that it copies figures of.
 _EPS = {
@@ -200,7 +240,7 @@ _EPS = {
     "sinkhorn-sort": 0.01,
 }
 # SOFT top-k: the paper's, which refer to a normalised cost, and ours for the cost as it is.
-_NORMALIZED_EPS = {"digits": 1e-3, "mnist": 1e-3, "fashion-mnist": 1e-3, "cifar10": 1e-5}
+_NORMALIZED_EPS = {"cifar10": 1e-5}  # elsewhere 1e-3
 _PLAIN_EPS = 0.5
 
 
@@ -210,17 +250,32 @@ def temperature(settings: Settings, relaxation: str) -> float:
         return settings.eps
     if relaxation != "soft-topk":
         return _EPS[relaxation]
-    return _PLAIN_EPS if settings.normalize is None else _NORMALIZED_EPS[settings.data]
+    return _PLAIN_EPS if settings.normalize is None else _NORMALIZED_EPS.get(settings.data, 1e-3)
 
 
 def make_settings(given: Mapping[str, Any]) -> Settings:
     """The settings of a preset, with what was ``given`` in their place."""
     data = given.get("data", Settings.data)
-    preset = given.get("preset", DEFAULT_PRESET[data])
-    return Settings(**{"data": data, "preset": preset, **PRESETS[data][preset], **given})
+    preset = given.get("preset", "paper" if data in PUBLISHED else "tuned")
+    return Settings(**{"data": data, "preset": preset, **preset_of(data, preset), **given})
 
 
-def relevant_settings(method: Method) -> tuple[str, ...]:
+def kind_of(data: str) -> str:
+    """The name of a data set, or `FILE` or `FOLDER`; the names of folders end with a slash."""
+    return data if data in DATA else FOLDER if data.endswith("/") else FILE
+
+
+def preset_of(data: str, preset: str) -> dict[str, Any]:
+    return PRESETS[kind_of(data)][preset]
+
+
+def method_for(name: str, data: str) -> Method:
+    """A method as it is called for these data: the network for tables has no convolutions."""
+    method, is_table = METHODS[name], kind_of(data) == FILE
+    return replace(method, label=method.label.replace("CNN", "MLP")) if is_table else method
+
+
+def relevant_settings(method: Method, data: str) -> tuple[str, ...]:
     """The settings that a method's result or its training time depends on."""
     return relevant(
         Settings,
@@ -228,6 +283,7 @@ def relevant_settings(method: Method) -> tuple[str, ...]:
             "head": method.head,
             "relaxation": method.relaxation,
             "is_trained": method.is_trained,
+            "data": kind_of(data),
         },
     )
 

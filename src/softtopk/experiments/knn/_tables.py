@@ -21,7 +21,16 @@ from ..runs.rows import (
 )
 from ..settings import as_options, recorded
 from ._methods import ALL, METHODS, Method
-from ._settings import Settings, given_settings, make_settings, relevant_settings
+from ._settings import (
+    DATA,
+    FILE,
+    Settings,
+    given_settings,
+    kind_of,
+    make_settings,
+    method_for,
+    relevant_settings,
+)
 
 TITLES = {
     "digits": "Digits",
@@ -31,9 +40,10 @@ TITLES = {
 }
 NOTE = (
     "Test accuracy in per cent: mean ± standard deviation over the seeds (their number in "
-    "brackets). The training time is that of one seed, by the clock; kNN+pretrained CNN has that "
-    "of CE+CNN, whose features it takes. *Paper*: Table 1 of Xie et al. (2020)."
+    "brackets). The training time is that of one seed, by the clock; {pretrained} has that "
+    "of {ce}, whose features it takes."
 )
+PAPER = " *Paper*: Table 1 of Xie et al. (2020)."
 # Table 1 of the paper is about these numbers of training and test images.
 CANONICAL = {"mnist": (60_000, 10_000), "cifar10": (50_000, 10_000)}
 
@@ -44,11 +54,16 @@ class MethodRow(Row):
 
     @property
     def method(self) -> Method:
-        return METHODS[self.part]
+        return method_for(self.part, self.data)
 
     @property
     def data(self) -> str:
         return self.settings["data"]
+
+    @property
+    def source(self) -> tuple[str, str]:
+        """Tells data sets apart, also two files of one name."""
+        return self.data, self.config.get("fingerprint") or ""
 
     @property
     def accuracies(self) -> tuple[float, ...]:
@@ -92,10 +107,10 @@ class MethodRow(Row):
 def results(runs: Iterable[Run]) -> Results:
     """A table for each data set."""
     rows = collect(runs)
-    groups = [list(group) for _, group in groupby(rows, key=lambda row: row.data)]
+    groups = [list(group) for _, group in groupby(rows, key=lambda row: row.source)]
     tables = [_table(group) for group in groups]
     pages = (
-        page(table, group, [NOTE], command_lines(group, _given, _command))
+        page(table, group, [_note(group[0].data)], command_lines(group, _given, _command))
         for table, group in zip(tables, groups, strict=True)
     )
     return Results(tables, "\n".join(pages), [row.to_json() for row in rows])
@@ -104,10 +119,15 @@ def results(runs: Iterable[Run]) -> Results:
 def collect(runs: Iterable[Run]) -> list[MethodRow]:
     """Rows in the order of the table."""
     rows = collect_rows(
-        MethodRow, runs, part="method", settings_of=_settings_of, outcome="accuracy"
+        MethodRow,
+        runs,
+        part="method",
+        settings_of=_settings_of,
+        outcome="accuracy",
+        identity=lambda run: run.config.get("fingerprint"),
     )
     order = list(METHODS)
-    return sorted(rows, key=lambda row: (row.data, order.index(row.part)))
+    return sorted(rows, key=lambda row: (*row.source, order.index(row.part)))
 
 
 def _settings_of(run: Run) -> dict[str, Any]:
@@ -115,7 +135,10 @@ def _settings_of(run: Run) -> dict[str, Any]:
     settings = recorded(Settings, run.config)
     if run.config["relaxation"]:
         settings["eps"] = run.config["relaxation"]["eps"]
-    return {name: settings[name] for name in relevant_settings(METHODS[run.config["method"]])}
+    return {
+        name: settings[name]
+        for name in relevant_settings(METHODS[run.config["method"]], settings["data"])
+    }
 
 
 def _table(rows: Sequence[MethodRow]) -> Table:
@@ -123,9 +146,11 @@ def _table(rows: Sequence[MethodRow]) -> Table:
     compared = any(row.paper is not None for row in rows)
     header = ["Method", *["Settings"][: bool(told_apart)], "Accuracy"]
     header += [*["Paper"][:compared], "Training time"]
+    unit = "rows" if kind_of(rows[0].data) == FILE else "images"
     sizes = dict.fromkeys(row.images for row in rows if row.images)
-    size = ", ".join(f"{train:,} training and {test:,} test images" for train, test in sizes)
-    title = f"{TITLES[rows[0].data]}: {size or 'nothing finished'}"
+    size = ", ".join(f"{train:,} training and {test:,} test {unit}" for train, test in sizes)
+    data = rows[0].data
+    title = f"{TITLES.get(data, data)}: {size or 'nothing finished'}"
     return Table(title, header, [_cells(row, told_apart, compared) for row in rows])
 
 
@@ -141,6 +166,11 @@ def _cells(row: MethodRow, told_apart: Sequence[str], compared: bool) -> list[st
     return [*cells, mean_and_spread(row.accuracies), *paper, time]
 
 
+def _note(data: str) -> str:
+    labels = {name: method_for(name, data).label for name in ("pretrained", "ce")}
+    return NOTE.format(**labels) + PAPER * (data in DATA)
+
+
 def _given(row: MethodRow) -> Mapping[str, Any]:
     return given_settings(row.method, row.settings)
 
@@ -151,7 +181,7 @@ def _command(bundle: Bundle[MethodRow], out: str) -> list[str]:
     names = "all" if tuple(bundle.parts) == ALL else ",".join(bundle.parts)
     parts = [
         f"softtopk knn train --data {settings['data']}",
-        *["--data-dir DIR"][: settings["data"] != "digits"],
+        *["--data-dir DIR"][: settings["data"] in DATA[1:]],
         f"--preset {settings['preset']} --method {names} {bundle.seed_option}",
         *as_options(make_settings(start), settings),
         f"--out {out}",

@@ -10,13 +10,33 @@ from typing import Any
 
 import torch
 
-from .. import images
+from .._files import sha256
+from .._splits import Data
 from ..errors import UsageError, require_modules
-from ..runs import Experiment, Interrupt, Report, Run, attempt, check_device, open_run
-from ..settings import Declared, TableOptions, TrainOptions, parse_given, recorded, setting
+from ..runs import (
+    Experiment,
+    Interrupt,
+    Report,
+    Run,
+    announce,
+    attempt,
+    check_device,
+    open_run,
+    write_atomic,
+)
+from ..settings import (
+    Declared,
+    TableOptions,
+    TrainOptions,
+    parse_given,
+    recorded,
+    refuse_idle,
+    setting,
+)
+from ._data import COPY, load, own_data, pack, read
 from ._execute import Samples, execute, relaxation_options
 from ._methods import ALL, METHODS, in_order
-from ._settings import PRESETS, Settings, make_settings
+from ._settings import DATA, Settings, kind_of, make_settings, method_for, preset_of
 from ._tables import results
 
 EXPERIMENT = Experiment("knn train", "method", "methods", tuple(METHODS), results)
@@ -34,12 +54,13 @@ class FromFiles(Declared):
 
 @dataclass(frozen=True, kw_only=True)
 class Train(FromFiles, TrainOptions):
-    """Train methods of the paper's Table 1, classify the test images, and print the table.
+    """Train methods of the paper's Table 1, classify the test samples, and print the table.
 
-    The folder gets a run for each method and seed, table.md and table.json. Ctrl-C stops after
-    the step at hand; --resume goes on to the same result.
+    The data are images, or a table of your own with a column of classes. The folder gets a run for
+    each method and seed, table.md and table.json. Ctrl-C stops after the step at hand; --resume
+    goes on to the same result.
 
-    Example: softtopk knn train --data digits --method knn,soft-topk --out run
+    Example: softtopk knn train --data table.csv --target species --method knn,soft-topk --out run
     """
 
     method: tuple[str, ...] = setting(
@@ -67,33 +88,75 @@ class Plan:
     methods: tuple[str, ...]
     seeds: tuple[int, ...]
     data_dir: str | None
+    fingerprint: str | None = None
+    """Of the user's own data."""
+    own: Data | None = None
+    """These, if the run has no copy of them yet."""
 
     def to_config(self) -> dict[str, Any]:
         return {
             "command": EXPERIMENT.command,
             "methods": list(self.methods),
             "seeds": list(self.seeds),
-            "data_dir": self.data_dir,
+            **self.origin,
             **asdict(self.settings),
         }
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """Where the samples come from, for records."""
+        return {"data_dir": self.data_dir, "fingerprint": self.fingerprint}
 
 
 def make_plan(options: Train, given: Mapping[str, Any]) -> Plan:
     """What was asked for, and with ``--resume`` the rest as the run in ``--out`` has it."""
     given = parse_given(Settings, given)
     here = str(options.data_dir.resolve()) if options.data_dir else None
-    if not (options.resume and (options.out / "config.json").exists()):
-        settings = make_settings({"threads": torch.get_num_threads(), **given})
-        return Plan(settings, in_order(options.method or ["soft-topk"]), options.seed or (0,), here)
+    if options.resume and (options.out / "config.json").exists():
+        return _resumed(options, given, here)
+    own = None
+    if given.get("data", DATA[0]) not in DATA:
+        own = read(given["data"], given.get("target"), given.get("ignore"))
+        if len(own.test) and "test_share" in given:
+            raise UsageError(
+                f"--test-share {given['test_share']:g}: {own.name} has a folder test; leave it out"
+            )
+        given["data"] = own.name
+    settings = make_settings({"threads": torch.get_num_threads(), **given})
+    refuse_idle(Settings, given, {"data": kind_of(settings.data)})
+    if own is not None and here:
+        raise UsageError(f"--data-dir {here}: it is for {', '.join(DATA[1:])}; leave it out")
+    return Plan(
+        settings=settings,
+        methods=in_order(options.method or ["soft-topk"]),
+        seeds=options.seed or (0,),
+        data_dir=here,
+        fingerprint=sha256(pack(own)) if own is not None else None,
+        own=own,
+    )
+
+
+def _resumed(options: Train, given: dict[str, Any], here: str | None) -> Plan:
     before = EXPERIMENT.config(options.out)
     kept = recorded(Settings, before)
+    fingerprint = before.get("fingerprint")
+    if fingerprint and "data" in given:  # the same may have moved, or may be gone
+        source = given["data"]
+        found = None if source in DATA else read(source, kept["target"], kept["ignore"])
+        if found is None or sha256(pack(found)) != fingerprint:
+            raise UsageError(
+                f"--data {source}: the run in {options.out} has other data, from "
+                f"{kept['data']}; leave it out, or give another --out"
+            )
+        given["data"] = kept["data"]
     if "preset" in given:
-        kept |= PRESETS[kept["data"]][given["preset"]]
+        kept |= preset_of(kept["data"], given["preset"])
     return Plan(
         settings=Settings(**{**kept, **given}),
         methods=in_order([*options.method, *before["methods"]]),
         seeds=tuple(sorted({*options.seed, *before["seeds"]})),
         data_dir=here or before["data_dir"],
+        fingerprint=fingerprint,
     )
 
 
@@ -113,12 +176,16 @@ def train(options: Train, given: Mapping[str, Any]) -> int:
 
     @lru_cache(maxsize=1)
     def samples(seed: int) -> Samples:
-        return Samples.of(load_images(plan.settings, plan.data_dir, seed))
+        own = plan.own or own_data(out, plan.to_config())
+        return Samples.of(load(plan.settings, plan.data_dir, own, seed))
 
     if todo:  # before anything is written: the data may be missing, or too few
         _check_size(plan.settings, len(samples(todo[0][1]).train))
 
     def work(interrupt: Interrupt) -> int:
+        if plan.own is not None:
+            announce(out, (COPY,))
+            write_atomic(out / COPY, pack(plan.own))
         open_run(out, plan.to_config(), resume=options.resume, free=("methods", "seeds", *FREE))
         code = 0
         for method, seed in todo:
@@ -144,14 +211,14 @@ def _run_one(
     report: Report,
     interrupt: Interrupt,
 ) -> int:
-    method = METHODS[name]
+    method = method_for(name, plan.settings.data)
     config = {
         "command": EXPERIMENT.command,
         "method": name,
         "features": method.features,
         "relaxation": relaxation_options(method, plan.settings) if method.relaxation else None,
         "seed": seed,
-        "data_dir": plan.data_dir,
+        **plan.origin,
         **asdict(plan.settings),
     }
     run = open_run(EXPERIMENT.folder(out, name, seed), config, resume=True, free=FREE)
@@ -169,18 +236,6 @@ def _check_size(settings: Settings, n: int) -> None:
     templates = n - min(settings.batch_size, n // 2)
     if settings.k > templates:
         raise UsageError(
-            f"--k {settings.k}: of {n} training images {templates} are left as templates; give a "
-            "smaller --k or more images"
+            f"--k {settings.k}: of {n} training samples {templates} are left as templates; give a "
+            "smaller --k or more samples"
         )
-
-
-def load_images(settings: Settings, data_dir: str | Path | None, seed: int) -> images.ImageData:
-    """The images that the settings name."""
-    folder = Path(data_dir) if data_dir else None
-    data = images.load(settings.data, folder, subset=settings.subset, seed=seed)
-    if settings.holdout is None:
-        return data
-    try:
-        return data.holdout(settings.holdout, seed)
-    except UsageError as error:
-        raise UsageError(f"--holdout {settings.holdout}: {error}") from error

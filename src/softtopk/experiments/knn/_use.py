@@ -5,21 +5,23 @@ from __future__ import annotations
 import csv
 import io
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import images
 from .._files import check_out
+from .._splits import Data
 from ..errors import UsageError, require_modules
 from ..runs import Report, Run, write_atomic
 from ..settings import recorded, setting
+from ._data import load, own_data
 from ._execute import Model, Samples
 from ._methods import METHODS, in_order
 from ._pictures import Curve, Panel, Projection, draw_curves, draw_features
-from ._settings import Settings
-from ._train import EXPERIMENT, FromFiles, load_images
+from ._settings import Settings, method_for
+from ._train import EXPERIMENT, FromFiles
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,13 +41,17 @@ class Plot(FromFiles):
 
 @dataclass(frozen=True, kw_only=True)
 class Predict(FromFiles):
-    """Classify images with a trained classifier: prints number, class and probability as CSV.
+    """Classify samples with a trained classifier: prints number, class and probability as CSV.
 
-    Example: softtopk knn predict run images.npy
+    The columns of a table may be in another order; others than those of the training are not used.
+
+    Example: softtopk knn predict run new.csv
     """
 
     run: Path = setting(help="Folder with a run.", argument=True)
-    file: Path = setting(help="Images: IDX (also gzipped), .npy or .png.", argument=True)
+    file: Path = setting(
+        help="A table, or images: a folder, .png, .jpg, .npy or IDX (also gzipped).", argument=True
+    )
     method: str | None = setting(None, "One of the run's methods.", shown="soft-topk")
     out: Path | None = setting(None, "Write CSV to this file, not to the terminal.")
 
@@ -72,7 +78,9 @@ def plot(options: Plot) -> int:
     picture = folder / "features.png"
     written = [draw_features(panels, data.classes, picture, projection=options.projection)]
     curves = {
-        METHODS[name].label: _curve(metrics) for name in wanted if (metrics := runs[name].metrics)
+        method_for(name, runs[name].config["data"]).label: _curve(metrics)
+        for name in wanted
+        if (metrics := runs[name].metrics)
     }
     if curves:
         written.append(draw_curves(curves, folder / "curves.png"))
@@ -82,7 +90,7 @@ def plot(options: Plot) -> int:
 
 
 def predict(options: Predict) -> int:
-    """Classify the images of a file: lines of number, class and probability, as CSV."""
+    """Classify the samples of a file: lines of number, class and probability, as CSV."""
     require_modules("sklearn", "safetensors")
     runs, method, out = _first_seeds(options.run), options.method, options.out
     name = method or ("soft-topk" if "soft-topk" in runs else next(iter(runs)))
@@ -93,13 +101,15 @@ def predict(options: Predict) -> int:
     if out is not None:
         check_out(out)
     model, data = _trained(runs[name], options.data_dir)
-    inputs = data.normalise(images.read_images(options.file, data.shape, maximum=data.maximum))
-    best = model.probabilities(inputs).max(-1)
+    names, inputs, note = data.read(options.file)
+    if note:
+        print(note, file=sys.stderr)
+    best = model.probabilities(data.normalise(inputs)).max(-1)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["image", "class", "probability"])
-    for number, (probability, index) in enumerate(zip(*best, strict=True)):
-        writer.writerow([number, data.classes[int(index)], f"{float(probability):.4f}"])
+    writer.writerow([data.unit, "class", "probability"])
+    for sample, probability, index in zip(names, *best, strict=True):
+        writer.writerow([sample, data.classes[int(index)], f"{float(probability):.4f}"])
     if out is None:
         print(text.getvalue(), end="")
     else:
@@ -116,13 +126,14 @@ def _curve(metrics: Sequence[Mapping[str, Any]]) -> Curve:
     )
 
 
-def _trained(run: Run, data_dir: Path | None) -> tuple[Model, images.ImageData]:
+def _trained(run: Run, data_dir: Path | None) -> tuple[Model, Data]:
     """The model of a finished run, with its data."""
     # On the CPU, also if it was trained on a device that this machine may not have.
     settings = Settings(**{**recorded(Settings, run.config), "device": "cpu"})
     seed = run.config["seed"]
-    data = load_images(settings, data_dir or run.config["data_dir"], seed)
-    model = Model(METHODS[run.config["method"]], settings, Samples.of(data), seed)
+    own = own_data(run.path.resolve().parents[1], run.config)
+    data = load(settings, data_dir or run.config["data_dir"], own, seed)
+    model = Model(method_for(run.config["method"], settings.data), settings, Samples.of(data), seed)
     if model.objective is not None:
         model.objective.load_state_dict(run.load_weights())
     return model, data
