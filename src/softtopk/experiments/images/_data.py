@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -75,6 +76,8 @@ class ImageData:
     test: Split
     maximum: int = LEVELS - 1
     """The largest value that a pixel can have."""
+    digest: str = ""
+    """Of all images that there are, whatever part of them this is."""
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -120,6 +123,16 @@ class ImageData:
         kept[stratified(self.train.labels, len(self.train) - n, seed)] = True
         held_out = self.train.take((~kept).nonzero().squeeze(1))
         return replace(self, train=self.train.take(kept.nonzero().squeeze(1)), test=held_out)
+
+
+def digest_of(*splits: Split) -> str:
+    """SHA-256 of all images and labels, in order."""
+    digest = hashlib.sha256()
+    for split in splits:
+        for tensor in (split.images, split.labels):
+            digest.update(f"{tuple(tensor.shape)}".encode())
+            digest.update(tensor.contiguous().numpy().data)
+    return digest.hexdigest()
 
 
 def stratified(labels: Tensor, n: int, seed: int) -> Tensor:

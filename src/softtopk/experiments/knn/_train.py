@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,8 @@ from ._settings import PRESETS, Settings, make_settings
 from ._tables import results
 
 EXPERIMENT = Experiment("knn train", "method", "methods", tuple(METHODS), results)
-FREE = ("data_dir", "device")  # may change when a run is resumed
+# May change when a run is resumed; the digest of the images is checked when they are read.
+FREE = ("data_dir", "device", "images")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +68,8 @@ class Plan:
     methods: tuple[str, ...]
     seeds: tuple[int, ...]
     data_dir: str | None
+    images: str | None = None
+    """The digest of the images, None before they were read for the first time."""
 
     def to_config(self) -> dict[str, Any]:
         return {
@@ -74,6 +77,7 @@ class Plan:
             "methods": list(self.methods),
             "seeds": list(self.seeds),
             "data_dir": self.data_dir,
+            "images": self.images,
             **asdict(self.settings),
         }
 
@@ -94,6 +98,7 @@ def make_plan(options: Train, given: Mapping[str, Any]) -> Plan:
         methods=in_order([*options.method, *before["methods"]]),
         seeds=tuple(sorted({*options.seed, *before["seeds"]})),
         data_dir=here or before["data_dir"],
+        images=before.get("images"),
     )
 
 
@@ -113,10 +118,12 @@ def train(options: Train, given: Mapping[str, Any]) -> int:
 
     @lru_cache(maxsize=1)
     def samples(seed: int) -> Samples:
-        return Samples.of(load_images(plan.settings, plan.data_dir, seed))
+        return Samples.of(load_images(plan.settings, plan.data_dir, seed, plan.images))
 
-    if todo:  # before anything is written: the data may be missing, or too few
-        _check_size(plan.settings, len(samples(todo[0][1]).train))
+    if todo:  # before anything is written: the data may be missing, damaged, or too few
+        first = load_images(plan.settings, plan.data_dir, todo[0][1], plan.images)
+        _check_size(plan.settings, len(first.train))
+        plan = replace(plan, images=first.digest)
 
     def work(interrupt: Interrupt) -> int:
         open_run(out, plan.to_config(), resume=options.resume, free=("methods", "seeds", *FREE))
@@ -152,6 +159,7 @@ def _run_one(
         "relaxation": relaxation_options(method, plan.settings) if method.relaxation else None,
         "seed": seed,
         "data_dir": plan.data_dir,
+        "images": plan.images,
         **asdict(plan.settings),
     }
     run = open_run(EXPERIMENT.folder(out, name, seed), config, resume=True, free=FREE)
@@ -174,10 +182,18 @@ def _check_size(settings: Settings, n: int) -> None:
         )
 
 
-def load_images(settings: Settings, data_dir: str | Path | None, seed: int) -> images.ImageData:
-    """The images that the settings name."""
+def load_images(
+    settings: Settings, data_dir: str | Path | None, seed: int, digest: str | None
+) -> images.ImageData:
+    """The images that the settings name, if they are those of the ``digest`` on record."""
     folder = Path(data_dir) if data_dir else None
     data = images.load(settings.data, folder, subset=settings.subset, seed=seed)
+    if digest not in (None, data.digest):
+        raise UsageError(
+            f"{folder or settings.data}: these are not the images that the run was made with, "
+            "their digest is not the one on record: restore the files, or give the folder that "
+            "has them as --data-dir"
+        )
     if settings.holdout is None:
         return data
     try:

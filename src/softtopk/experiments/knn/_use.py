@@ -121,7 +121,8 @@ def _trained(run: Run, data_dir: Path | None) -> tuple[Model, images.ImageData]:
     # On the CPU, also if it was trained on a device that this machine may not have.
     settings = Settings(**{**recorded(Settings, run.config), "device": "cpu"})
     seed = run.config["seed"]
-    data = load_images(settings, data_dir or run.config["data_dir"], seed)
+    folder, digest = data_dir or run.config["data_dir"], run.config.get("images")
+    data = load_images(settings, folder, seed, digest)
     model = Model(METHODS[run.config["method"]], settings, Samples.of(data), seed)
     if model.objective is not None:
         model.objective.load_state_dict(run.load_weights())
