@@ -213,6 +213,8 @@ OPS = torch.ops.softtopk
         (lambda x, one: OPS.soft_topk(x, None, one[:2], one, True), "k of shape"),
         (lambda x, one: OPS.soft_topk(x[:, :0], None, one, one, True), "not empty"),
         (lambda x, one: OPS.offset(x, one[:2]), "k of shape"),
+        (lambda x, one: OPS.offset(x, 7 * one), "k must be between 0 and 6"),
+        (lambda x, one: OPS.offset(x, math.nan * one), "k must be between 0 and 6"),
         (lambda x, one: OPS.soft_topk(x, None, -one, one, True), "k must be between 0 and 6"),
         (lambda x, one: OPS.soft_topk(x, None, 7 * one, one, True), "k must be between 0 and 6"),
         (lambda x, one: OPS.soft_topk(x, None, one, 0 * one, True), "tau must be between"),
@@ -238,6 +240,7 @@ def test_the_gradient_operator_checks_its_arguments():
         (pivots[:2], offsets, a),
         (pivots, offsets[:, :1], a),
         (pivots, offsets[:, :0], a),
+        (pivots, offsets[0, 0], a),
         (pivots, offsets, a[:2]),
         (pivots, offsets, a.double()),
     ]:

@@ -448,7 +448,7 @@ def _checked_gradient(
     tau: Tensor,
     largest: bool,
 ) -> Tensor:
-    k, batch = offsets.shape[-1], scores.shape[:-1]
+    k, batch = offsets.shape[-1] if offsets.ndim else 0, scores.shape[:-1]
     mask, tau = _checked(scores, mask, k, tau)
     thresholds = (
         operand("pivots", pivots, (*batch, k + 1), scores.dtype).contiguous(),

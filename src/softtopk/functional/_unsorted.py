@@ -237,7 +237,9 @@ class _Offset(torch.autograd.Function):
 
 def _checked_offset(d: Tensor, k: Tensor) -> Tensor:
     check_rows(d)
-    return _solve_offset(d, operand("k", k, (*d.shape[:-1], 1), *COUNTS))
+    k = operand("k", k, (*d.shape[:-1], 1), *COUNTS)
+    check_range("k", k, 0, d.shape[-1])
+    return _solve_offset(d, k)
 
 
 _offset_op = opaque(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -125,8 +126,6 @@ def test_presets_hold_what_they_promise() -> None:
 
 
 def test_importing_the_benchmark_loads_no_optional_dependency() -> None:
-    import subprocess
-
     code = "import softtopk.experiments.bench, sys; print(*sys.modules)"
     loaded = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
@@ -153,6 +152,21 @@ def test_at_most_the_folder_that_was_given_is_made(
         assert exit_code(*args, option, str(tmp_path / place)) == 2
         assert f"{option} {tmp_path / place}: {message}" in capsys.readouterr().err
     assert not (tmp_path / "missing").exists()
+
+
+def ended_process() -> int:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    return ended.pid
+
+
+@pytest.mark.usefixtures("fast")
+def test_the_draft_of_a_killed_benchmark_is_removed(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / f".results.json.{ended_process()}.tmp").write_text("half")
+    assert exit_code(*TINY, "--out", str(out)) == 0
+    assert not list(out.glob(".*.tmp"))
 
 
 @pytest.mark.usefixtures("fast")

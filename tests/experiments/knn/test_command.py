@@ -451,6 +451,39 @@ def test_data_from_files(tmp_path: Path, data: str) -> None:
     assert rows[-1]["settings"]["eps"] == settings[data]
 
 
+@pytest.mark.parametrize("name", ["train-images-idx3-ubyte", "t10k-images-idx3-ubyte"])
+def test_changed_images_are_noticed(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By all that read them again; the same images may lie in another folder."""
+    data, out = tmp_path / "mnist", tmp_path / "run"
+    write_mnist(data, 20)
+    args = ["--data", "mnist", "--data-dir", str(tmp_path), "--subset", "10", "--k", "3"]
+    args += ["--epochs", "1", "--threads", "1", "--method", "knn"]
+    assert exit_code("train", *args, "--out", str(out)) == 0
+    (tmp_path / "copy").mkdir()
+    shutil.copytree(data, tmp_path / "copy" / "mnist")
+    file = data / name
+    changed = bytearray(file.read_bytes())
+    changed[-1] ^= 1
+    file.write_bytes(changed)
+    np.save(tmp_path / "one.npy", np.zeros((28, 28), dtype=np.uint8))
+    predict = ["predict", str(out), str(tmp_path / "one.npy")]
+    before = (out / "config.json").read_bytes()
+    for command in (
+        predict,
+        ["plot", str(out), "--projection", "pca"],
+        *(["train", "--resume", "--out", str(out), *more]
+          for more in (["--seed", "1"], ["--method", "pca"])),
+    ):  # fmt: skip
+        said = complaint(capsys, *command)
+        assert "these are not the images that the run was made with" in said
+        assert "restore the files" in said
+    assert (out / "config.json").read_bytes() == before
+    for command in (predict, ["train", "--resume", "--seed", "1", "--out", str(out)]):
+        assert exit_code(*command, "--data-dir", str(tmp_path / "copy")) == 0
+
+
 def test_missing_data_are_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     args = ["--data", "mnist", "--data-dir", str(tmp_path), "--out", str(tmp_path / "run")]
     said = complaint(capsys, "train", *args)

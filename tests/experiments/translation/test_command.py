@@ -342,7 +342,12 @@ def test_prepared_data_are_kept_and_not_mixed(
     assert exit_code(*args, "60") == 0
     before = (out / "pieces.en.model").stat().st_mtime_ns
     capsys.readouterr()
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    draft = out / f".train.en.gz.{ended.pid}.tmp"  # of one that was killed
+    draft.write_text("half")
     assert exit_code(*args, "60") == 0
+    assert not draft.exists()
     assert "already" in capsys.readouterr().out
     assert (out / "pieces.en.model").stat().st_mtime_ns == before
     assert "vocab was 60, not 50" in complaint(capsys, *args, "50")

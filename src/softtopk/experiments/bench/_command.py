@@ -13,7 +13,7 @@ import torch
 
 import softtopk
 from softtopk import _environment
-from softtopk.experiments._files import check_out
+from softtopk.experiments._files import check_out, remove_drafts
 from softtopk.experiments.errors import UsageError, require_modules
 from softtopk.experiments.runs import INTERRUPTED
 from softtopk.experiments.settings import Declared, setting
@@ -66,6 +66,7 @@ def main(options: Options, given: Mapping[str, Any]) -> int:
     check_out(settings.out, folder=True)
     settings.out.mkdir(exist_ok=True)  # the pictures may lie in it
     check_out(images, "--images", folder=True)
+    remove_drafts(settings.out.glob(".*.tmp"))
     code = 0
     report = RichReport()
     _print_header(settings, report)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from softtopk.experiments._splits import Data, Unlabelled
+from softtopk.experiments._splits import Data, Split, Unlabelled
 
 from ._formats import LEVELS
 from ._reading import pictures_below, read_images
@@ -56,6 +57,8 @@ class ImageData(Data):
 
     maximum: int = LEVELS - 1
     """The largest value that a pixel can have."""
+    digest: str = ""
+    """Of all images of a data set with a name, whatever part of them this is."""
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -80,3 +83,13 @@ class ImageData(Data):
         if path.is_dir():
             names = [file.relative_to(path).as_posix() for file in files]
         return Unlabelled(names, torch.cat(parts))
+
+
+def digest_of(*splits: Split) -> str:
+    """SHA-256 of all images and labels, in order."""
+    digest = hashlib.sha256()
+    for split in splits:
+        for tensor in (split.inputs, split.labels):
+            digest.update(f"{tuple(tensor.shape)}".encode())
+            digest.update(tensor.contiguous().numpy().data)
+    return digest.hexdigest()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -12,7 +12,7 @@ from softtopk.experiments._files import opened
 from softtopk.experiments._splits import Split
 from softtopk.experiments.errors import UsageError, require_modules
 
-from ._data import ImageData
+from ._data import ImageData, digest_of
 from ._formats import check_labels, read_cifar, read_idx
 
 MNIST_SHAPE = (28, 28)
@@ -115,7 +115,7 @@ def _load_digits(seed: int) -> ImageData:
     )
     everything = Split(images, labels)
     train, test = everything.take(torch.tensor(train)), everything.take(torch.tensor(test))
-    return ImageData("digits", DIGITS, train, test, DIGITS_MAXIMUM)
+    return ImageData("digits", DIGITS, train, test, DIGITS_MAXIMUM, digest_of(everything))
 
 
 def _load_files(name: str, data_dir: str | Path | None) -> ImageData:
@@ -138,7 +138,8 @@ def _load_files(name: str, data_dir: str | Path | None) -> ImageData:
         elif folder.resolve().name in others:
             reasons.append(f"{folder} is, by its name, of another data set")
         else:
-            return source.read(name, [path for path in found.values() if path is not None])
+            data = source.read(name, [path for path in found.values() if path is not None])
+            return replace(data, digest=digest_of(data.train, data.test))
     raise UsageError(
         f"--data-dir {root}: {name} is in the files {', '.join(source.files)}, which have to be in "
         f"one folder, but {'; '.join(reasons)}; {_advice(name, root)}"

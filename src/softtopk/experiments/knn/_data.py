@@ -1,8 +1,8 @@
 """Where the samples of a run come from: a data set by its name, a table or a folder of images.
 
 A run on data of the user's own has a copy of them, `data.safetensors`. So it needs no other files:
-it can be resumed, and it can predict, when they have moved. The SHA-256 of the copy is the
-fingerprint of the data.
+it can be resumed, and it can predict, when they have moved. The fingerprint of the data is the
+SHA-256 of the copy, or of all images of a data set with a name.
 """
 
 from __future__ import annotations
@@ -38,10 +38,23 @@ def read(source: str, target: str | None, ignore: Collection[str] | None) -> Dat
     return tabular.read_table(path, target, ignore or ())
 
 
-def load(settings: Settings, data_dir: str | Path | None, own: Data | None, seed: int) -> Data:
-    """The samples that the settings name, divided for a seed; ``own`` are the user's."""
+def load(
+    settings: Settings,
+    data_dir: str | Path | None,
+    own: Data | None,
+    seed: int,
+    fingerprint: str | None = None,
+) -> Data:
+    """The samples that the settings name, divided for a seed; ``own`` are the user's. Those of a
+    data set with a name have to be those of the ``fingerprint`` on record."""
     if own is None:
-        data: Data = images.load(settings.data, data_dir, seed=seed)
+        data: Any = images.load(settings.data, data_dir, seed=seed)
+        if fingerprint not in (None, data.digest):
+            raise UsageError(
+                f"{data_dir or settings.data}: these are not the images that the run was made "
+                "with, their digest is not the one on record: restore the files, or give the "
+                "folder that has them as --data-dir"
+            )
     else:
         data = own if len(own.test) else _divided(own, settings.test_share or 0.0, seed)
     if settings.subset is not None:
@@ -81,7 +94,7 @@ def pack(data: Data) -> bytes:
 
 def own_data(run: Path, config: Mapping[str, Any]) -> Data | None:
     """The user's data that a run has a copy of; None if it was trained on others."""
-    if not config.get("fingerprint"):
+    if config["data"] in DATA:
         return None
     from safetensors import safe_open
 

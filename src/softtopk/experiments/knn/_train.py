@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import torch
 from .._files import sha256
 from .._splits import Data
 from ..errors import UsageError, require_modules
+from ..images import ImageData
 from ..runs import (
     Experiment,
     Interrupt,
@@ -40,7 +41,8 @@ from ._settings import DATA, Settings, kind_of, make_settings, method_for, prese
 from ._tables import results
 
 EXPERIMENT = Experiment("knn train", "method", "methods", tuple(METHODS), results)
-FREE = ("data_dir", "device")  # may change when a run is resumed
+# May change when a run is resumed; the fingerprint is checked when the data are read.
+FREE = ("data_dir", "device", "fingerprint")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,9 +91,9 @@ class Plan:
     seeds: tuple[int, ...]
     data_dir: str | None
     fingerprint: str | None = None
-    """Of the user's own data."""
+    """Of the data; None before a data set with a name was read for the first time."""
     own: Data | None = None
-    """These, if the run has no copy of them yet."""
+    """The user's own data, if the run has no copy of them yet."""
 
     def to_config(self) -> dict[str, Any]:
         return {
@@ -140,7 +142,7 @@ def _resumed(options: Train, given: dict[str, Any], here: str | None) -> Plan:
     before = EXPERIMENT.config(options.out)
     kept = recorded(Settings, before)
     fingerprint = before.get("fingerprint")
-    if fingerprint and "data" in given:  # the same may have moved, or may be gone
+    if kept["data"] not in DATA and "data" in given:  # the same may have moved, or may be gone
         source = given["data"]
         found = None if source in DATA else read(source, kept["target"], kept["ignore"])
         if found is None or sha256(pack(found)) != fingerprint:
@@ -174,13 +176,19 @@ def train(options: Train, given: Mapping[str, Any]) -> int:
         if Run(EXPERIMENT.folder(out, method, seed)).result is None
     ]
 
+    def data(seed: int) -> Data:
+        own = plan.own or own_data(out, plan.to_config())
+        return load(plan.settings, plan.data_dir, own, seed, plan.fingerprint)
+
     @lru_cache(maxsize=1)
     def samples(seed: int) -> Samples:
-        own = plan.own or own_data(out, plan.to_config())
-        return Samples.of(load(plan.settings, plan.data_dir, own, seed))
+        return Samples.of(data(seed))
 
-    if todo:  # before anything is written: the data may be missing, or too few
-        _check_size(plan.settings, len(samples(todo[0][1]).train))
+    if todo:  # before anything is written: the data may be missing, damaged, or too few
+        first = data(todo[0][1])
+        _check_size(plan.settings, len(first.train))
+        if isinstance(first, ImageData) and first.digest:
+            plan = replace(plan, fingerprint=first.digest)
 
     def work(interrupt: Interrupt) -> int:
         if plan.own is not None:

@@ -132,7 +132,8 @@ def _trained(run: Run, data_dir: Path | None) -> tuple[Model, Data]:
     settings = Settings(**{**recorded(Settings, run.config), "device": "cpu"})
     seed = run.config["seed"]
     own = own_data(run.path.resolve().parents[1], run.config)
-    data = load(settings, data_dir or run.config["data_dir"], own, seed)
+    folder, fingerprint = data_dir or run.config["data_dir"], run.config.get("fingerprint")
+    data = load(settings, folder, own, seed, fingerprint)
     model = Model(method_for(run.config["method"], settings.data), settings, Samples.of(data), seed)
     if model.objective is not None:
         model.objective.load_state_dict(run.load_weights())

@@ -17,7 +17,8 @@ A damaged file is noticed when it is read again. The JSON files and the checkpoi
 SHA-256 in them. What cannot have it is vouched for by the file that is written next, whose presence
 makes it count: the checkpoint has the digest of the metrics so far, and result.json those of the
 weights and of all metrics. So there is no moment at which a kill leaves a digest without its file
-or a file that counts without its digest.
+or a file that counts without its digest. Data that a run does not copy, it names in its config.json
+with their digest.
 """
 
 from ._directory import Run, announce, find_runs, locked, open_run

@@ -10,7 +10,7 @@ from typing import Any
 
 from softtopk.seq2seq import EncoderDecoder
 
-from .._files import check_out
+from .._files import check_out, remove_drafts
 from ..errors import UsageError, require_modules
 from ..runs import (
     Interrupt,
@@ -66,6 +66,7 @@ def prepare(options: Prepare, given: Mapping[str, Any]) -> int:
     if not there and str(out.resolve()) == settings.data:
         raise UsageError(f"--out {out}: give another folder than --data")
     check_out(out, folder=True)
+    remove_drafts(out.glob(".*.tmp"))
     report = Report()
     corpus = load_corpus(settings)
     _say_dropped(corpus, report)
