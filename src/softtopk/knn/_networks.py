@@ -93,6 +93,9 @@ class MLP(nn.Sequential):
         for size, next_size in pairwise(sizes):
             layers += [Dropout(dropout), nn.Linear(size, next_size), nn.ReLU()]
         super().__init__(*layers[:-1])
+        self.arguments = {
+            "shape": [*shape], "hidden": [*hidden], "features": features, "dropout": dropout
+        }  # fmt: skip
 
 
 _SMALLEST_SIDE = 4  # what two poolings leave something of
@@ -129,6 +132,7 @@ class ConvNet(nn.Sequential):
             nn.Flatten(),
             nn.Linear(50 * height * width, features),
         )
+        self.arguments = {"shape": [*shape], "features": features}
 
 
 def resnet18(channels: int = 3, features: int = 512) -> ResNet:
@@ -167,10 +171,15 @@ class ResNet(nn.Module):
                 layers.append(_Block(size, size * stride, stride))
                 size *= stride
         self.blocks = nn.Sequential(*layers)
+        self.arguments = {"channels": channels, "features": features, "blocks": [*blocks]}
 
     def forward(self, images: Tensor) -> Tensor:
         out: Tensor = self.blocks(self.stem(images))
         return out.mean((-2, -1))
+
+
+OURS: dict[str, type[nn.Module]] = {kind.__name__: kind for kind in (MLP, ConvNet, ResNet)}
+"""The networks that a file can describe: by their name and their ``arguments``."""
 
 
 class _Block(nn.Module):
