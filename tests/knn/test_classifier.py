@@ -446,7 +446,7 @@ def test_early_stopping_takes_the_best_weights(monkeypatch: pytest.MonkeyPatch) 
         self._keep(accuracy)
         return accuracy
 
-    monkeypatch.setattr("softtopk.knn._estimator._Validation.measure", measure)
+    monkeypatch.setattr("softtopk.knn._estimator.Validation.measure", measure)
     model = quick(early_stopping=True, patience=3, epochs=50).fit(X, y)
     assert model.n_iter_ == 6  # three epochs after the third
     assert model.best_epoch_ == 3

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from .._checks import check_choice
 from ._distances import Metric
-from ._estimator import Callback, Doubles, NetworkLike, SoftKNNEstimator, Weights
+from ._estimator import Callback, Doubles, SoftKNNEstimator, Weights
 from ._loss import Objective, RelaxationLike
 from ._neighbours import Backend, Index, Ints
+from ._networks import NetworkLike
 from ._training import Optimizer, Schedule
 
 

@@ -30,15 +30,14 @@ from ._distances import Metric, pairwise_distances
 from ._inputs import check_inputs, flat, standard, standardized
 from ._loss import KNNObjective, RelaxationLike, check_options
 from ._neighbours import BACKENDS, INDICES, Backend, Floats, Index, Ints, Neighbours
-from ._networks import drawn_network
+from ._networks import NetworkLike, drawn_network, given_network
 from ._progress import Progress
 from ._training import Optimizer, Recipe, Schedule, Training
+from ._validation import Validation
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-#: A network, or what makes one for samples of a shape.
-NetworkLike = nn.Module | Callable[[tuple[int, ...]], nn.Module]
 #: Is told about an epoch; True stops the training.
 Callback = Callable[[dict[str, float]], Any]
 Weights = Literal["uniform", "soft"]
@@ -235,7 +234,7 @@ class SoftKNNEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         validation, weights = None, self._sample_weights
         if self.early_stopping:
             kept, aside = self._split(len(inputs), seed)
-            validation = _Validation(self, inputs, kept, aside)
+            validation = Validation(self, inputs, kept, aside)
             inputs, targets = inputs[kept], targets[kept]
             weights = None if weights is None else weights[kept]
         k = recipe.training_k(self.n_neighbors_, len(inputs), bool(self.leave_one_out))
@@ -324,7 +323,7 @@ class SoftKNNEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
             own_generator=self._draws_from_ours(),
         )
 
-    def _run(self, training: Training, validation: _Validation | None) -> None:
+    def _run(self, training: Training, validation: Validation | None) -> None:
         epochs = training.recipe.epochs
         with Progress(epochs, int(self.verbose)) as progress:
             for epoch in range(1, epochs + 1):
@@ -460,44 +459,7 @@ class SoftKNNEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
     def _new_network(self, inputs: Tensor, seed: int) -> nn.Module:
         if self.network is None:
             return drawn_network(self.input_shape_, seed)
-        device = self._device()
-        with seeded(seed, device):
-            if isinstance(self.network, nn.Module):
-                network = copy.deepcopy(self.network)
-            else:
-                network = self._make_network(self.network)
-            if not isinstance(network, nn.Module):
-                raise TypeError(f"network must make an nn.Module, got {type(network).__name__}")
-            network = network.to(device).eval()
-            features = self._try_out(network, inputs[:1].to(device))
-        if not isinstance(features, Tensor) or features.ndim != 2:
-            got = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
-            raise ValueError(
-                f"network must map samples (n, {', '.join(map(str, self.input_shape_))}) to "
-                f"features (n, d), got {got} for one sample; end it with nn.Flatten()"
-            )
-        return network
-
-    def _make_network(self, make: Callable[[tuple[int, ...]], nn.Module]) -> nn.Module:
-        try:
-            with torch.device("cpu"):  # whatever the default device is: it moves afterwards
-                return make(self.input_shape_)
-        except TypeError as error:
-            raise TypeError(
-                f"network={make!r} cannot be called with {self.input_shape_}, the shape of a "
-                f"sample ({error}); give a module, or a function of that shape"
-            ) from error
-
-    def _try_out(self, network: nn.Module, inputs: Tensor) -> Any:
-        """The features of one sample; completes lazy layers too."""
-        try:
-            with torch.no_grad():
-                return network(inputs)
-        except RuntimeError as error:
-            raise ValueError(
-                f"network cannot take a sample of shape {self.input_shape_} ({error}); change it, "
-                "or set image_shape if the columns are pixels"
-            ) from error
+        return given_network(self.network, inputs[:1], self._device(), seed)
 
     def _extract(self, inputs: Tensor) -> Floats:
         device = self._device()
@@ -634,44 +596,6 @@ class SoftKNNEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         if "network_" in state:  # so that it can be loaded where there is no such device
             state["network_"] = copy.deepcopy(state["network_"]).cpu()
         return state
-
-
-class _Validation:
-    """How good the predictions are on samples set aside, and the weights for which it was best."""
-
-    def __init__(self, model: SoftKNNEstimator, inputs: Tensor, kept: Ints, aside: Ints) -> None:
-        self._model = model
-        self._templates, self._queries = inputs[kept], inputs[aside]
-        self._known, self._wanted = model._targets[kept], model._targets[aside]
-        weights = model._sample_weights
-        self._known_weights = None if weights is None else weights[kept]
-        self._wanted_weights = None  # also if nothing counts that was set aside
-        if weights is not None and weights[aside].any():
-            self._wanted_weights = weights[aside]
-        self._best = -math.inf
-        self.stale = 0
-        """Epochs since the best one."""
-        self.weights: dict[str, Tensor] = {}
-
-    def measure(self) -> float:
-        """The quality after another epoch."""
-        model = self._model
-        index = Neighbours(backend=model.backend, metric=model.metric)
-        index.fit(model._extract_trained(self._templates))
-        features = model._extract_trained(self._queries)
-        k = min(model.n_neighbors_, len(index))
-        predicted = model._predicted_by(index, features, k, self._known, self._known_weights)
-        quality = model._measure(predicted, self._wanted, self._wanted_weights)
-        self._keep(quality)
-        return quality
-
-    def _keep(self, quality: float) -> None:
-        """Keep the weights if they are the best so far."""
-        self.stale += 1
-        quality = quality if self._model._MEASURE[1] else -quality
-        if quality > self._best:
-            self._best, self.stale = quality, 0
-            self.weights = copy.deepcopy(self._model.network_.state_dict())
 
 
 def _without_self(neighbours: Neighbours, features: Floats, k: int) -> tuple[Floats, Ints]:

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from .. import _model_files
-from ._networks import OURS
+from ._networks import OURS, NetworkLike
 
 if TYPE_CHECKING:
-    from ._estimator import NetworkLike, SoftKNNEstimator
+    from ._estimator import SoftKNNEstimator
 
 Estimator = TypeVar("Estimator", bound="SoftKNNEstimator")
 
