@@ -24,6 +24,8 @@ APPLICATIONS = {"relaxations", "knn", "seq2seq"}
 MAY_IMPORT: dict[str, set[str]] = {
     "kernels": set(),
     "_optional": set(),
+    "_files": set(),
+    "_model_files": {"_files", "_optional"},
     "_random": set(),
     "_training": set(),
     "_dispatch": {"kernels"},
@@ -34,11 +36,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "nn": {"functional"} | HELPERS,
     "__init__": OPERATORS,
     "relaxations": OPERATORS | {"_random"},
-    "knn": OPERATORS | {"_random", "_training", "relaxations"},
-    "seq2seq": OPERATORS,
+    "knn": OPERATORS | {"_random", "_training", "_model_files", "relaxations"},
+    "seq2seq": OPERATORS | {"_model_files"},
     "integrations": OPERATORS,
     "experiments": (
-        {"__init__", "_environment", "_training", "plotting"} | OPERATORS | APPLICATIONS
+        {"__init__", "_environment", "_training", "_files", "plotting"} | OPERATORS | APPLICATIONS
     ),
     "cli": {"__init__", "_environment", "experiments"} | OPERATORS | APPLICATIONS,
     "__main__": {"cli"},

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from joblib import parallel_config
 from sklearn.base import clone
 from sklearn.datasets import load_digits, load_wine, make_classification
 from sklearn.exceptions import NotFittedError
@@ -20,6 +21,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import nn
 
+from softtopk import soft_topk
 from softtopk.knn import MLP, DivergedError, SoftKNNClassifier, Training
 
 
@@ -359,14 +361,18 @@ def test_in_a_pipeline() -> None:
     assert first[:-1].get_feature_names_out()[0] == "softknnclassifier0"
 
 
-@pytest.mark.parametrize("n_jobs", [1, 2])
-def test_in_a_grid_search(n_jobs: int) -> None:
+def test_in_a_grid_search() -> None:
     X, y = blobs()
     grid = {"n_neighbors": np.array([1, 5])}  # numpy's integers, too
-    search = GridSearchCV(quick(epochs=2), grid, cv=2, n_jobs=n_jobs, error_score="raise")
-    search.fit(X, y)
-    assert search.best_score_ > 0.6
-    assert search.best_params_["n_neighbors"] in (1, 5)
+    scores = []
+    for backend, n_jobs in (("sequential", 1), ("threading", 2), ("loky", 2)):
+        search = GridSearchCV(quick(epochs=2), grid, cv=2, n_jobs=n_jobs, error_score="raise")
+        with parallel_config(backend):
+            search.fit(X, y)
+        assert search.best_params_["n_neighbors"] in (1, 5)
+        scores.append(search.cv_results_["mean_test_score"])
+    assert scores[0].max() > 0.6
+    np.testing.assert_array_equal(scores, [scores[0]] * 3)
 
 
 @pytest.mark.parametrize(
@@ -403,7 +409,7 @@ def test_settings_reach_the_training(
             super().__init__(*args, **kwargs)
             made.append(self)
 
-    monkeypatch.setattr("softtopk.knn._classifier.Training", Spy)
+    monkeypatch.setattr("softtopk.knn._estimator.Training", Spy)
     X, y = blobs()
     quick(
         leave_one_out=leave_one_out, warmup=0.25, n_neighbors=20, batch_size=19, template_size=10
@@ -437,11 +443,10 @@ def test_early_stopping_takes_the_best_weights(monkeypatch: pytest.MonkeyPatch) 
         """As it is, with accuracies of our choice."""
         accuracy = next(accuracies)
         seen.append(copy.deepcopy(self._model.network_.state_dict()))
-        self._epoch += 1
         self._keep(accuracy)
         return accuracy
 
-    monkeypatch.setattr("softtopk.knn._classifier._Validation.measure", measure)
+    monkeypatch.setattr("softtopk.knn._estimator.Validation.measure", measure)
     model = quick(early_stopping=True, patience=3, epochs=50).fit(X, y)
     assert model.n_iter_ == 6  # three epochs after the third
     assert model.best_epoch_ == 3
@@ -458,7 +463,7 @@ def test_early_stopping_measures_on_samples_set_aside() -> None:
     assert max(accuracies) == accuracies[model.best_epoch_ - 1]
     assert all(accuracy * 50 == pytest.approx(round(accuracy * 50)) for accuracy in accuracies)
     assert len(model.kneighbors(return_distance=False)) == 200  # they are templates again
-    kept, aside = model._split(y, 0)
+    kept, aside = model._split(len(y), 0)
     assert sorted([*kept, *aside]) == list(range(200))
     np.testing.assert_allclose(np.bincount(y[aside]), np.bincount(y) / 4, atol=1)
     rare = quick(early_stopping=True).fit(X, np.where(np.arange(200) == 7, 9, y))
@@ -545,6 +550,21 @@ def test_progress_as_a_bar(
         ({"device": "abacus"}, ValueError, "device must be .*, got device='abacus'"),
         ({"device": "meta"}, ValueError, "device must be .*, got device='meta'"),
         ({"device": None}, ValueError, "device must be .*, got device=None"),
+        ({"warm_start": 1}, TypeError, "warm_start must be True or False, got 1"),
+        ({"callback": "print"}, TypeError, "callback must be a function or None, got callback='pr"),
+        ({"weights": "distance"}, ValueError, "weights must be one of 'uniform', 'soft', got 'dis"),
+        (
+            {"weights": "soft", "relaxation": "neural-sort"},
+            ValueError,
+            "weights='soft' needs relaxation='soft-topk' without normalize, got relaxation='neural",
+        ),
+        (
+            {"weights": "soft", "relaxation_options": {"normalize": "row"}},
+            ValueError,
+            "weights='soft' needs .* relaxation_options={'normalize': 'row'}; use weights='unif",
+        ),
+        ({"class_weight": "even"}, ValueError, "class_weight must be one of None, 'balanced'"),
+        ({"class_weight": {0: -1.0}}, ValueError, r"class_weight must have finite .*: -1\.0}"),
         ({"leave_one_out": 1}, TypeError, "leave_one_out must be True or False, got 1"),
         ({"warmup": 1.0}, ValueError, "warmup must be below 1, got warmup=1.0"),
         ({"warmup": "some"}, TypeError, "warmup must be a number, got warmup='some'"),
@@ -608,6 +628,84 @@ def test_a_fit_that_fails_changes_nothing(kind: type[BaseException]) -> None:
         model.fit(X[:50, :7], np.where(y[:50] == 0, "a", "b"))
     assert vars(model) == before
     np.testing.assert_array_equal(model.predict_proba(X), votes)
+
+
+def test_a_warm_start_goes_on() -> None:
+    X, y = blobs(120)
+    cold = quick(early_stopping=True).fit(X, y)
+    warm = quick(early_stopping=True, warm_start=True, lr=0.0).fit(X, y)
+    before, weights = vars(warm).copy(), copy.deepcopy(warm.network_.state_dict())
+    warm.fit(X[:60] + 100, y[:60])
+    # Nothing is learned at a rate of zero: the weights, the scale and eps are those of before.
+    torch.testing.assert_close(warm.network_.state_dict(), weights, rtol=0, atol=0)
+    for name in ("mean_", "scale_", "eps_"):
+        assert getattr(warm, name) is before[name]
+    assert len(warm.kneighbors(return_distance=False)) == 60  # the templates are the new ones
+    assert warm.n_iter_ == len(warm.history_) == 6
+    assert warm.best_epoch_ == 4  # the first of equals, counted from the first fit
+    assert len(before["history_"]) == 3
+    assert cold.fit(X[:60] + 100, y[:60]).n_iter_ == 3
+    assert cold.mean_[0] > 90
+
+
+def test_a_warm_start_learns_more() -> None:
+    X, y = blobs(120)
+    model = quick(warm_start=True).fit(X, y)
+    first = model.network_
+    weights = copy.deepcopy(first.state_dict())
+    model.set_params(eps=0.5).fit(X, y)
+    assert model.eps_ == 0.5
+    assert model.history_[-1]["loss"] < model.history_[0]["loss"]
+    torch.testing.assert_close(first.state_dict(), weights, rtol=0, atol=0)  # of the fit before
+
+
+def test_a_warm_start_needs_the_same_classes_and_columns() -> None:
+    X, y = blobs()
+    model = quick(warm_start=True, image_shape=None).fit(X[:, :8], y)
+    before = vars(model).copy()
+    with pytest.raises(
+        ValueError, match=r"the classes of the fit before, \[0, 1, 2\], got \[0, 1\]"
+    ):
+        model.fit(X[y < 2, :8], y[y < 2])
+    with pytest.raises(ValueError, match="X has 10 features, but SoftKNNClassifier is expecting 8"):
+        model.fit(X, y)
+    with pytest.raises(
+        ValueError, match=r"warm_start=True needs samples of shape \(8,\).*\(2, 2, 2"
+    ):
+        model.fit(X[:, :8].reshape(-1, 2, 2, 2), y)
+    assert vars(model) == before
+
+
+def test_a_callback_sees_every_epoch_and_may_stop() -> None:
+    X, y = blobs()
+    seen: list[dict] = []
+    model = quick(callback=seen.append, early_stopping=True).fit(X, y)
+    assert seen == [{"epoch": i, "epochs": 3, **facts} for i, facts in enumerate(model.history_, 1)]
+    stopped = quick(callback=lambda facts: facts["epoch"] == 2).fit(X, y)
+    assert stopped.n_iter_ == 2
+    # Only True stops: what a logger returns does not.
+    assert quick(callback=lambda facts: len(facts)).fit(X, y).n_iter_ == 3
+    assert quick(callback=lambda facts: np.bool_(True)).fit(X, y).n_iter_ == 1
+
+
+def test_the_temperature_has_the_scale_of_the_features() -> None:
+    X, y = blobs(200)
+    network = nn.Linear(10, 4)
+    larger = copy.deepcopy(network)
+    with torch.no_grad():
+        larger.weight *= 100
+        larger.bias *= 100
+    eps = [quick(network=net, lr=0.0).fit(X, y).eps_ for net in (network, larger)]
+    assert eps[1] == pytest.approx(100 * eps[0], rel=0.01)
+    # At that temperature about 2k of the templates are undecided.
+    model = quick(network=network, lr=0.0, n_neighbors=5).fit(X, y)
+    features = torch.from_numpy(model.transform(X))
+    scores = -torch.cdist(features[:100], features[100:])
+    chosen = soft_topk(scores, 5, eps=model.eps_)
+    undecided = ((chosen > 0.05) & (chosen < 0.95)).sum(1).float().mean()
+    assert 5 < undecided < 20
+    assert quick(eps=0.3).fit(X, y).eps_ == 0.3
+    assert quick(relaxation="neural-sort").fit(X, y).eps_ is None
 
 
 def test_nothing_is_left_of_an_earlier_fit() -> None:

@@ -8,7 +8,10 @@ import pytest
 PAGE = (Path(__file__).parents[2] / "docs" / "knn.md").read_text(encoding="utf-8")
 
 
-def test_the_page(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where a block writes a file
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     assert blocks
     names: dict[str, object] = {}

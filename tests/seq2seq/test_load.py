@@ -6,13 +6,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from softtopk import _model_files
 from softtopk.seq2seq import (
     AdditiveAttention,
     Seq2Seq,
     Seq2SeqConfig,
     Transformer,
     TransformerConfig,
-    _files,
     load,
 )
 
@@ -85,7 +85,7 @@ def test_a_file_from_before_there_was_another_model(tmp_path, tied):
 def test_a_description_that_fits_no_model(tmp_path, change):
     _, net = models()
     net.save(tmp_path / "model")
-    stored = _files.read(tmp_path / "model", [Transformer.FORMAT])
+    stored = _model_files.read(tmp_path / "model", [Transformer.FORMAT])
     save_file(
         stored.weights,
         tmp_path / "model",
@@ -124,3 +124,29 @@ def test_a_selection_is_not_for_another_attention():
     config = Seq2SeqConfig(source_vocab=9, target_vocab=8, attention_k=2)
     with pytest.raises(ValueError, match="attention_k=2 is for AdditiveAttention"):
         Seq2Seq(config, AdditiveAttention)
+
+
+def test_a_weight_that_changed_on_the_disk_is_noticed(tmp_path):
+    path = tmp_path / "model"
+    for net in models():
+        net.save(path)
+        content = bytearray(path.read_bytes())
+        content[-2] ^= 1
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match="its digest is not that of its content"):
+            load(path)
+
+
+def test_a_save_that_fails_leaves_the_file_before(tmp_path, monkeypatch):
+    first, second = models()
+    first.save(tmp_path / "model")
+    before = (tmp_path / "model").read_bytes()
+
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", full)
+    with pytest.raises(OSError, match=r"No space left on device.*model"):
+        second.save(tmp_path / "model")
+    assert (tmp_path / "model").read_bytes() == before
+    assert [file.name for file in tmp_path.iterdir()] == ["model"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from softtopk.plotting import style
 
-from ._files import replacing
+from .._files import replacing
 from .errors import UsageError
 
 if TYPE_CHECKING:

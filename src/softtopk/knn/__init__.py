@@ -1,8 +1,8 @@
-"""A k-nearest-neighbours classifier whose features are trained through the top-k.
+"""Prediction by k nearest neighbours, with features that are trained through the top-k.
 
-`SoftKNNClassifier` is the whole of it as a scikit-learn estimator. `knn_loss` is its loss, for a
-training loop of your own. Both that classifier and `Neighbours`, its search, need the extra:
-``pip install 'softtopk[knn]'``. All else needs torch alone.
+`SoftKNNClassifier` and `SoftKNNRegressor` are the whole of it as scikit-learn estimators.
+`knn_loss` is the loss, for a training loop of your own. The estimators and `Neighbours`, their
+search, need the extra: ``pip install 'softtopk[knn]'``. All else needs torch alone.
 """
 
 from importlib import import_module
@@ -18,6 +18,7 @@ from ._training import Outcome, Recipe, Training
 if TYPE_CHECKING:
     from ._classifier import SoftKNNClassifier
     from ._neighbours import Neighbours
+    from ._regressor import SoftKNNRegressor
 
 __all__ = [
     "MLP",
@@ -29,6 +30,7 @@ __all__ = [
     "Recipe",
     "ResNet",
     "SoftKNNClassifier",
+    "SoftKNNRegressor",
     "Training",
     "default_network",
     "knn_loss",
@@ -41,6 +43,7 @@ __all__ = [
 _LATE = {
     "Neighbours": ("_neighbours", ("numpy",)),
     "SoftKNNClassifier": ("_classifier", ("numpy", "sklearn")),
+    "SoftKNNRegressor": ("_regressor", ("numpy", "sklearn")),
 }
 
 

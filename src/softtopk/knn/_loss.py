@@ -165,14 +165,18 @@ def soft_vote(
 
 
 class KNNObjective(nn.Module):
-    """Trains a feature network to classify by nearest neighbours, for `Training`.
+    """Trains a feature network to predict by nearest neighbours, for `Training`.
 
     Called as ``objective(inputs, labels, n_queries)``: of the samples, the first ``n_queries`` are
-    the queries, the others their templates. All pass through the network together.
+    the queries, the others their templates. All pass through the network together. With
+    ``weights``, (n,), the loss is the weighted mean over the queries; a template counts as one.
 
     Args:
         network: Maps (n, ...) samples to (n, d) features.
         k: How many neighbours vote. The paper has 9.
+        objective: Those of `knn_loss`, or ``"mse"`` for labels (n, outputs) that are real numbers:
+            the squared error of the neighbours' soft mean, sum_j A_ij y_j / k, averaged over the
+            outputs. It has no accuracy.
         leave_one_out: Let every sample be a query, with all the others as its templates. That
             makes more of the features at hand, and the network is where the time goes.
 
@@ -192,7 +196,7 @@ class KNNObjective(nn.Module):
         network: nn.Module,
         k: int = 9,
         *,
-        objective: Objective = "vote",
+        objective: Objective | Literal["mse"] = "vote",
         relaxation: RelaxationLike = "soft-topk",
         eps: float | None = None,
         metric: Metric = "euclidean",
@@ -200,14 +204,16 @@ class KNNObjective(nn.Module):
         leave_one_out: bool = False,
     ) -> None:
         super().__init__()
-        check_choice("objective", objective, OBJECTIVES)
+        check_choice("objective", objective, (*OBJECTIVES, "mse"))
         self.network = network
         self.leave_one_out = leave_one_out
-        self.objective: Objective = objective
+        self.objective: Objective | Literal["mse"] = objective
         self._selection = _Selection(k, relaxation, eps, metric, options)
         self._selection.check_objective(objective)
 
-    def forward(self, inputs: Tensor, labels: Tensor, n_queries: int) -> Outcome:
+    def forward(
+        self, inputs: Tensor, labels: Tensor, n_queries: int, weights: Tensor | None = None
+    ) -> Outcome:
         features = self.network(inputs)
         check_features("the network's output", features)
         queries, templates, own, others, allowed = features, features, labels, labels, None
@@ -217,10 +223,24 @@ class KNNObjective(nn.Module):
             queries, templates = features[:n_queries], features[n_queries:]
             own, others = labels[:n_queries], labels[n_queries:]
         scores = self._selection.scores(queries, templates, allowed)
+        losses, accuracy = self._judge(scores, allowed, own, others)
+        if weights is None:
+            return Outcome(losses.mean(), accuracy)
+        weights = weights[: len(queries)].to(losses)
+        total = weights.sum().clamp(min=torch.finfo(losses.dtype).tiny)  # of zeros, the loss is 0
+        return Outcome((weights * losses).sum() / total, accuracy)
+
+    def _judge(
+        self, scores: Tensor, allowed: Tensor | None, own: Tensor, others: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The loss of every query (m,), and the accuracy."""
+        if self.objective == "mse":
+            means = self._selection.indicator(scores, allowed) @ others / self._selection.k
+            return (means - own).square().mean(-1), scores.new_full((), math.nan)
         same = own.unsqueeze(1) == others
         losses, indicator = self._selection.losses(scores, allowed, same, self.objective)
-        shares = _shares(indicator.detach(), others, int(labels.max()) + 1)
-        return Outcome(losses.mean(), (shares.argmax(1) == own).float().mean())
+        shares = _shares(indicator.detach(), others, int(torch.max(own.max(), others.max())) + 1)
+        return losses, (shares.argmax(1) == own).float().mean()
 
     def extra_repr(self) -> str:
         return (
@@ -288,7 +308,7 @@ class _Selection:
             check_eps(eps, torch.Size())
             self.options["eps"] = eps
 
-    def check_objective(self, objective: Objective) -> None:
+    def check_objective(self, objective: str) -> None:
         if objective == "nll" and self.options.get("hard"):
             raise ValueError(
                 "objective='nll' takes the logarithm of votes that hard=True makes zero; use "

@@ -5,14 +5,19 @@ None ends with an activation: the features are compared by their distances.
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
 from .._random import source
+from .._training import seeded
+
+#: A network, or what makes one for samples of a shape.
+NetworkLike = nn.Module | Callable[[tuple[int, ...]], nn.Module]
 
 
 def default_network(shape: Sequence[int]) -> nn.Module:
@@ -56,6 +61,47 @@ def drawn_network(shape: Sequence[int], seed: int) -> nn.Module:
     return network
 
 
+def given_network(
+    network: NetworkLike, sample: Tensor, device: torch.device, seed: int
+) -> nn.Module:
+    """A copy of a module, or what a function makes, tried on a ``sample`` (1, ...).
+
+    That completes lazy layers too. The seed decides random weights.
+    """
+    shape = tuple(sample.shape[1:])
+    with seeded(seed, device):
+        made = copy.deepcopy(network) if isinstance(network, nn.Module) else _made(network, shape)
+        if not isinstance(made, nn.Module):
+            raise TypeError(f"network must make an nn.Module, got {type(made).__name__}")
+        made = made.to(device).eval()
+        try:
+            with torch.no_grad():
+                features = made(sample.to(device))
+        except RuntimeError as error:
+            raise ValueError(
+                f"network cannot take a sample of shape {shape} ({error}); change it, or set "
+                "image_shape if the columns are pixels"
+            ) from error
+    if not isinstance(features, Tensor) or features.ndim != 2:
+        got = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
+        raise ValueError(
+            f"network must map samples (n, {', '.join(map(str, shape))}) to features (n, d), got "
+            f"{got} for one sample; end it with nn.Flatten()"
+        )
+    return made
+
+
+def _made(make: Callable[[tuple[int, ...]], nn.Module], shape: tuple[int, ...]) -> nn.Module:
+    try:
+        with torch.device("cpu"):  # whatever the default device is: it moves afterwards
+            return make(shape)
+    except TypeError as error:
+        raise TypeError(
+            f"network={make!r} cannot be called with {shape}, the shape of a sample ({error}); "
+            "give a module, or a function of that shape"
+        ) from error
+
+
 class Dropout(nn.Dropout):
     """That of torch, with random numbers from `softtopk._random.source`."""
 
@@ -93,6 +139,9 @@ class MLP(nn.Sequential):
         for size, next_size in pairwise(sizes):
             layers += [Dropout(dropout), nn.Linear(size, next_size), nn.ReLU()]
         super().__init__(*layers[:-1])
+        self.arguments = {
+            "shape": [*shape], "hidden": [*hidden], "features": features, "dropout": dropout
+        }  # fmt: skip
 
 
 _SMALLEST_SIDE = 4  # what two poolings leave something of
@@ -129,6 +178,7 @@ class ConvNet(nn.Sequential):
             nn.Flatten(),
             nn.Linear(50 * height * width, features),
         )
+        self.arguments = {"shape": [*shape], "features": features}
 
 
 def resnet18(channels: int = 3, features: int = 512) -> ResNet:
@@ -167,10 +217,15 @@ class ResNet(nn.Module):
                 layers.append(_Block(size, size * stride, stride))
                 size *= stride
         self.blocks = nn.Sequential(*layers)
+        self.arguments = {"channels": channels, "features": features, "blocks": [*blocks]}
 
     def forward(self, images: Tensor) -> Tensor:
         out: Tensor = self.blocks(self.stem(images))
         return out.mean((-2, -1))
+
+
+OURS: dict[str, type[nn.Module]] = {kind.__name__: kind for kind in (MLP, ConvNet, ResNet)}
+"""The networks that a file can describe: by their name and their ``arguments``."""
 
 
 class _Block(nn.Module):

@@ -108,8 +108,9 @@ class Training(Steps):
             ``uses_templates``; if it is true, the rows are queries followed by templates, and
             the call is ``objective(inputs, labels, n_queries)``. No template is among the queries.
         inputs: (n, ...) samples, on any device; each minibatch is moved to ``device``.
-        labels: (n,) integers.
+        labels: (n,) integers, or whatever the objective takes, a row for each sample.
         recipe: How.
+        weights: (n,) of the samples in the loss, for objectives that take ``weights``.
         seed: Of the order, the templates, the augmentation and whatever the objective draws.
         augment: Maps a minibatch of inputs to a randomly changed one of the same shape.
         device: Where to train. The objective is moved there.
@@ -127,6 +128,7 @@ class Training(Steps):
         labels: Tensor,
         recipe: Recipe,
         *,
+        weights: Tensor | None = None,
         seed: int = 0,
         augment: Callable[[Tensor], Tensor] | None = None,
         device: torch.device | str = "cpu",
@@ -143,7 +145,7 @@ class Training(Steps):
         self.objective.to(memory_format=self._layout)  # type: ignore[call-overload] # not in stubs
         optimizer = _optimizer(self.objective, recipe)
         super().__init__(self.objective, optimizer, seed, torch.device(device))
-        self.inputs, self.labels = inputs, labels
+        self.inputs, self.labels, self.weights = inputs, labels, weights
         self.recipe, self.augment = recipe, augment
         if own_generator:
             self.seeded = drawing_from
@@ -168,13 +170,16 @@ class Training(Steps):
         rows = torch.cat([queries, templates])
         inputs = self.inputs[rows].to(self.device, memory_format=self._layout)
         labels = self.labels[rows].to(self.device)
+        weighted = {}
+        if self.weights is not None:
+            weighted["weights"] = self.weights[rows].to(self.device)
         accuracy = math.nan
 
         def loss_of() -> Tensor:
             nonlocal accuracy
             changed = inputs if self.augment is None else self.augment(inputs)
             extra = [len(queries)] if self.uses_templates else []
-            outcome: Outcome = self.objective(changed, labels, *extra)
+            outcome: Outcome = self.objective(changed, labels, *extra, **weighted)
             accuracy = outcome.accuracy.item()
             return outcome.loss
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from .. import _model_files
 from .._checks import check_integer, check_share
-from . import _files
 from ._attention import TopKAttention
 from ._states import DecoderStep, State
 
@@ -204,21 +204,21 @@ class EncoderDecoder(nn.Module, ABC):
 
     def save(self, path: str | Path) -> None:
         """Write the weights and the configuration to a safetensors file."""
-        _files.write(path, self.FORMAT, self._description(), self._weights())
+        _model_files.write(path, self.FORMAT, self._description(), self._weights())
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Read what `save` wrote. Nothing in the file is executed."""
-        stored = _files.read(path, [cls.FORMAT])
-        with _files.naming(path):
+        stored = _model_files.read(path, [cls.FORMAT])
+        with _model_files.naming(path):
             return cls._restore(stored)
 
     @classmethod
     @abstractmethod
-    def _restore(cls, stored: _files.Stored) -> Self:
+    def _restore(cls, stored: _model_files.Stored) -> Self:
         """The model of a file."""
 
-    def _with_weights(self, stored: _files.Stored) -> Self:
+    def _with_weights(self, stored: _model_files.Stored) -> Self:
         """In the precision of the file."""
         if not stored.weights:
             raise ValueError("it has no weights")

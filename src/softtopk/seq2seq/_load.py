@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from . import _files
+from .. import _model_files
 from ._encoder_decoder import EncoderDecoder
 from ._recurrent import Seq2Seq
 from ._transformer import Transformer
@@ -17,6 +17,6 @@ def load(path: str | Path) -> EncoderDecoder:
 
     Nothing in the file is executed.
     """
-    stored = _files.read(path, list(MODELS))
-    with _files.naming(path):
+    stored = _model_files.read(path, list(MODELS))
+    with _model_files.naming(path):
         return MODELS[stored.format]._restore(stored)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from .. import _model_files
 from .._checks import check_choice, check_integer
-from . import _files
 from ._attention import AdditiveAttention, Attention, Memory
 from ._encoder_decoder import EncoderDecoder, ModelConfig
 
@@ -128,14 +128,14 @@ class Seq2Seq(EncoderDecoder):
         cls, path: str | Path, attention: Callable[[int, int, int], Attention] | None = None
     ) -> Seq2Seq:
         """Read what `save` wrote. Nothing in the file is executed."""
-        stored = _files.read(path, [cls.FORMAT])
-        with _files.naming(path):
+        stored = _model_files.read(path, [cls.FORMAT])
+        with _model_files.naming(path):
             return cls._restore(stored, attention)
 
     @classmethod
     def _restore(
         cls,
-        stored: _files.Stored,
+        stored: _model_files.Stored,
         attention: Callable[[int, int, int], Attention] | None = None,
     ) -> Seq2Seq:
         described = dict(stored.description)

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .. import _model_files
 from .._checks import check_choice, check_integer, check_share
 from ..nn import soft_topk_attention
-from . import _files
 from ._attention import TopKAttention
 from ._encoder_decoder import EncoderDecoder, ModelConfig
 
@@ -288,7 +288,7 @@ class Transformer(EncoderDecoder):
         return embedded * math.sqrt(width) + sinusoids(first, length, width).to(embedded)
 
     @classmethod
-    def _restore(cls, stored: _files.Stored) -> Transformer:
+    def _restore(cls, stored: _model_files.Stored) -> Transformer:
         return cls(TransformerConfig(**stored.description))._with_weights(stored)
 
 

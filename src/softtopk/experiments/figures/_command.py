@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from softtopk._files import replacing
 from softtopk.experiments._drawing import FORMATS, save_figure
-from softtopk.experiments._files import check_out, replacing
+from softtopk.experiments._files import check_out
 from softtopk.experiments.errors import UsageError, require_modules
 from softtopk.experiments.runs import INTERRUPTED, Report
 from softtopk.experiments.settings import Declared, setting

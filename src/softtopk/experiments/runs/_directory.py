@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from .._files import check_out, naming, remove_drafts, sha256
+from ..._files import naming, sha256
+from .._files import check_out, remove_drafts
 from ..errors import UsageError
 from ._files import DIGEST, REMEDY, check_digest, read_sealed, write_atomic, write_sealed
 from ._tables import surroundings

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .._files import replacing, sha256
+from ..._files import replacing, sha256
 from ..errors import UsageError
 
 DIGEST, END = "digest", '"\n}\n'

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from .._files import sha256
+from ..._files import sha256
 from ..errors import UsageError
 from ..runs import check_digest, write_atomic, write_sealed
 from ._builtin import SOURCE, TARGET, builtin_corpus

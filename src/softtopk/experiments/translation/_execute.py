@@ -9,7 +9,7 @@ import torch
 
 from softtopk.seq2seq import EncoderDecoder
 
-from .._files import replacing
+from ..._files import replacing
 from ..runs import Interrupt, Report, Run, train
 from ._batches import Pair, batches_per_epoch
 from ._corpus import Split

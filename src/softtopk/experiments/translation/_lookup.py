@@ -8,7 +8,7 @@ import torch
 
 from softtopk.seq2seq import EncoderDecoder, load
 
-from .._files import sha256
+from ..._files import sha256
 from ..errors import UsageError
 from ..runs import Experiment, Run
 from ._record import is_prepared

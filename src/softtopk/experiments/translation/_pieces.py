@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .._files import sha256
+from ..._files import sha256
 from ..errors import UsageError, require_modules
 from ..runs import check_digest
 from ._batches import Pair

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .._files import sha256
+from ..._files import sha256
 from ..errors import UsageError
 from ..runs import check_digest
 from ..settings import Declared, TrainOptions, parse_given, recorded, refuse_idle, setting

@@ -9,9 +9,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
-from .._optional import require
+from ._files import replacing, sha256
+from ._optional import require
+
+_DIGEST = "sha256"
 
 
 class Stored(NamedTuple):
@@ -27,11 +31,13 @@ class Stored(NamedTuple):
 def write(
     path: str | Path, format: str, description: Mapping[str, Any], weights: Mapping[str, Tensor]
 ) -> None:
-    """Write a model."""
+    """Write a model, all at once: an error leaves the file that was there before."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
-    metadata = {format: json.dumps(description)}
+    sealed = {**description, _DIGEST: _digest(description, tensors)}
     # Not save_file, where a full disk is no OSError.
-    Path(path).write_bytes(_safetensors().torch.save(tensors, metadata))
+    content = _safetensors().torch.save(tensors, {format: json.dumps(sealed)})
+    with replacing(Path(path)) as draft:
+        draft.write_bytes(content)
 
 
 def read(path: str | Path, formats: Sequence[str]) -> Stored:
@@ -52,6 +58,9 @@ def read(path: str | Path, formats: Sequence[str]) -> Stored:
                 description = json.loads(metadata[format])
                 if not isinstance(description, dict):
                     raise ValueError(f"its metadata are {description!r}, not a description")
+                digest = description.pop(_DIGEST, None)  # early files have none
+                if digest not in (None, _digest(description, weights)):
+                    raise ValueError("its digest is not that of its content: it is damaged")
             return Stored(Path(path), format, description, weights)
     wanted = " or ".join(map(repr, formats))
     raise ValueError(f"{path} is not a file that {savers} wrote: it has no metadata {wanted}")
@@ -66,6 +75,15 @@ def naming(path: str | Path) -> Iterator[None]:
         raise ValueError(
             f"{path} does not describe a model that this version of softtopk knows: {error}"
         ) from error
+
+
+def _digest(description: Mapping[str, Any], weights: Mapping[str, Tensor]) -> str:
+    """Of all that a file says, in an order that does not depend on the file."""
+    parts = [json.dumps(description, sort_keys=True).encode()]
+    for name, tensor in sorted(weights.items()):
+        parts.append(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        parts.append(tensor.flatten().view(torch.uint8).numpy().tobytes())
+    return sha256(b"\n".join(parts))
 
 
 def _safetensors() -> Any:
