@@ -1,11 +1,13 @@
 """Shapes, sizes and the choice of a network."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
 
 from softtopk._random import drawing_from
-from softtopk.knn import MLP, ConvNet, default_network, resnet18
+from softtopk.knn import MLP, ConvNet, ResNet, default_network, resnet8, resnet18, resnet20
 from softtopk.knn._networks import Dropout, drawn_network
 
 
@@ -41,6 +43,39 @@ def test_resnet18() -> None:
     assert resolutions == [stage for stage in stages for _ in range(2)]
     with pytest.raises(ValueError, match="features must be a multiple of 8, got features=12"):
         resnet18(3, 12)
+
+
+@pytest.mark.parametrize(
+    ("make", "blocks", "without", "rounded"),
+    [(resnet8, 1, 75_290, 0.08), (resnet20, 3, 269_722, 0.27)],
+)
+def test_the_residual_networks_for_cifar10(
+    make: Callable[..., ResNet], blocks: int, without: int, rounded: float
+) -> None:
+    """The published numbers of parameters are those with ten classes, in millions.
+
+    ``without`` is the number with shortcuts that have no weights, as they are there.
+    """
+    network = make()
+    last = 64 * 10 + 10
+    shortcuts = (16 * 32 + 2 * 32) + (32 * 64 + 2 * 64)
+    assert size(network) + last - shortcuts == without
+    assert round((size(network) + last) / 1e6, 2) == round(without / 1e6, 2) == rounded
+    convolutions = [
+        layer
+        for layer in network.modules()
+        if isinstance(layer, nn.Conv2d) and layer.kernel_size == (3, 3)
+    ]
+    assert len(convolutions) + 1 == 6 * blocks + 2  # the layer that is left out counts as one
+    resolutions = []
+    for block in network.blocks:
+        block.register_forward_hook(lambda *args: resolutions.append(tuple(args[2].shape[1:])))
+    assert network(torch.randn(2, 3, 32, 32)).shape == (2, 64)
+    stages = [(16, 32, 32), (32, 16, 16), (64, 8, 8)]
+    assert resolutions == [stage for stage in stages for _ in range(blocks)]
+    assert make(1, features=8)(torch.randn(2, 1, 28, 28)).shape == (2, 8)
+    with pytest.raises(ValueError, match="features must be a multiple of 4, got features=6"):
+        make(3, 6)
 
 
 def test_mlp() -> None:

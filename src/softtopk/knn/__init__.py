@@ -12,7 +12,7 @@ from .._optional import require
 from .._training import DivergedError
 from ._distances import pairwise_distances
 from ._loss import KNNObjective, knn_loss, soft_vote
-from ._networks import MLP, ConvNet, ResNet, default_network, resnet18
+from ._networks import MLP, ConvNet, ResNet, default_network, resnet8, resnet18, resnet20
 from ._training import Outcome, Recipe, Training
 
 if TYPE_CHECKING:
@@ -35,7 +35,9 @@ __all__ = [
     "default_network",
     "knn_loss",
     "pairwise_distances",
+    "resnet8",
     "resnet18",
+    "resnet20",
     "soft_vote",
 ]
 

@@ -198,6 +198,32 @@ def resnet18(channels: int = 3, features: int = 512) -> ResNet:
     return ResNet(channels, features, blocks=(2, 2, 2, 2))
 
 
+def resnet8(channels: int = 3, features: int = 64) -> ResNet:
+    """ResNet-8, the smallest residual network for CIFAR-10: `resnet20` with one block in a stage.
+
+    >>> resnet8()(torch.zeros(2, 3, 32, 32)).shape
+    torch.Size([2, 64])
+    """
+    return ResNet(channels, features, blocks=(1, 1, 1))
+
+
+def resnet20(channels: int = 3, features: int = 64) -> ResNet:
+    """ResNet-20, made for CIFAR-10, without its last layer: 64 features.
+
+    Three stages of three blocks, of 16, 32 and 64 channels: a fortieth of the weights of
+    `resnet18`. Where the shapes differ, the shortcut is a 1 × 1 convolution, as it is there; in the
+    reference it has no weights. Other numbers of ``features`` scale the channels of all stages.
+    ``(n, channels, height, width) -> (n, features)``.
+
+    References:
+        He et al., Deep Residual Learning for Image Recognition, CVPR 2016, section 4.2.
+
+    >>> sum(p.numel() for p in resnet20().parameters())
+    271824
+    """
+    return ResNet(channels, features, blocks=(3, 3, 3))
+
+
 class ResNet(nn.Module):
     """A residual network of basic blocks; every stage but the first halves the resolution and
     doubles the channels, up to ``features``."""

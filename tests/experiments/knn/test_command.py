@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from sklearn.neighbors import KNeighborsClassifier
@@ -29,9 +30,10 @@ from softtopk import cli
 from softtopk.experiments.errors import UsageError
 from softtopk.experiments.knn._execute import Model, Samples, relaxation_options
 from softtopk.experiments.knn._methods import METHODS, TABLE
-from softtopk.experiments.knn._settings import make_settings
+from softtopk.experiments.knn._settings import NETWORKS, make_settings
 from softtopk.experiments.knn._tables import collect, results
 from softtopk.experiments.runs import Experiment, Run, read_sealed, write_sealed
+from softtopk.knn import resnet8
 
 QUICK = ("--subset", "200", "--epochs", "2", "--threads", "1")
 
@@ -384,6 +386,7 @@ def test_resuming_with_other_options_is_refused(
         (["--objective", "hope"], "--objective 'hope'"),
         (["--metric", "taxicab"], "--metric 'taxicab'"),
         (["--normalize", "all"], "--normalize 'all'"),
+        (["--network", "brain"], "--network 'brain': give one of auto, convnet, resnet8"),
         (["--device", "abacus"], "--device abacus"),
         (["--subset", "5"], "--subset"),
         (["--data", "mnist"], "--data-dir"),
@@ -482,6 +485,39 @@ def test_changed_images_are_noticed(
     assert (out / "config.json").read_bytes() == before
     for command in (predict, ["train", "--resume", "--seed", "1", "--out", str(out)]):
         assert exit_code(*command, "--data-dir", str(tmp_path / "copy")) == 0
+
+
+def test_another_network(
+    everything: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is trained, recorded, named in the table and its command, and used to predict."""
+    out = tmp_path / "run"
+    args = ["--method", "knn,ce,soft-topk", *QUICK, "--network", "resnet8"]
+    assert exit_code("train", *args, "--out", str(out)) == 0
+    weights = load_file(out / "soft-topk" / "seed-0" / "model.safetensors")
+    expected = {f"network.{name}": value.shape for name, value in resnet8(1).state_dict().items()}
+    assert {name: value.shape for name, value in weights.items()} == expected
+    text = (out / "table.md").read_text()
+    assert text.startswith("## Digits, resnet8: 200 training")
+    assert re.search(r"--method knn,ce,soft-topk --seed 0 .*--network resnet8 .*--out RUN", text)
+    assert exit_code("train", "--network", "resnet20", "--resume", "--out", str(out)) == 2
+    assert "network was 'resnet8', not 'resnet20'" in capsys.readouterr().err
+    np.save(tmp_path / "one.npy", load_digits().images[7])
+    assert exit_code("predict", str(out), str(tmp_path / "one.npy")) == 0
+    both = [str(everything), str(out), "--out", str(tmp_path / "t.md")]
+    assert exit_code("table", *both) == 0
+    text = (tmp_path / "t.md").read_text()
+    assert "| kNN+SOFT top-k | network auto |" in text
+    assert "| kNN+SOFT top-k | network resnet8 |" in text
+    assert text.count("| kNN |") == 1  # which has no network
+
+
+@pytest.mark.parametrize("data", ["digits", "mnist", "cifar10"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_network_takes_every_image(data: str, name: str) -> None:
+    shape = {"digits": (1, 8, 8), "mnist": (1, 28, 28), "cifar10": (3, 32, 32)}[data]
+    with torch.no_grad():
+        assert NETWORKS[name](shape).eval()(torch.zeros(2, *shape)).ndim == 2
 
 
 def test_missing_data_are_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ from ..runs import Interrupt, Report, Run, train
 from ._augmentation import Augmentation
 from ._methods import Method
 from ._objectives import Classification, Reconstruction
-from ._settings import Settings, temperature
+from ._settings import NETWORKS, Settings, temperature
 
 PCA_COMPONENTS = 50  # as in the paper
 
@@ -154,7 +154,7 @@ def _objective(method: Method, settings: Settings, samples: Samples, seed: int) 
     """The module to train; the networks of all methods start from the same weights."""
     with torch.random.fork_rng([]):
         torch.manual_seed(seed)
-        network = knn.default_network(samples.shape)
+        network = NETWORKS[settings.network](samples.shape)
         with torch.no_grad():
             n_features = network.eval()(samples.train[:1]).shape[1]
         if method.features == "classifier":

@@ -43,7 +43,10 @@ NOTE = (
     "brackets). The training time is that of one seed, by the clock; {pretrained} has that "
     "of {ce}, whose features it takes."
 )
-PAPER = " *Paper*: Table 1 of Xie et al. (2020)."
+PAPER = (
+    " *Paper*: Table 1 of Xie et al. (2020), with a network of two convolutions for MNIST and "
+    "ResNet-18 for CIFAR-10."
+)
 # Table 1 of the paper is about these numbers of training and test images.
 CANONICAL = {"mnist": (60_000, 10_000), "cifar10": (50_000, 10_000)}
 
@@ -150,7 +153,9 @@ def _table(rows: Sequence[MethodRow]) -> Table:
     sizes = dict.fromkeys(row.images for row in rows if row.images)
     size = ", ".join(f"{train:,} training and {test:,} test {unit}" for train, test in sizes)
     data = rows[0].data
-    title = f"{TITLES.get(data, data)}: {size or 'nothing finished'}"
+    networks = {row.settings["network"] for row in rows if row.method.is_trained}
+    names = [TITLES.get(data, data), *sorted(networks - {"auto"})]
+    title = f"{', '.join(names)}: {size or 'nothing finished'}"
     return Table(title, header, [_cells(row, told_apart, compared) for row in rows])
 
 
