@@ -13,8 +13,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from softtopk._files import sha256
+
 from .. import images, tabular
-from .._files import sha256
 from .._splits import Data, Split
 from ..errors import UsageError
 from ..runs import check_digest

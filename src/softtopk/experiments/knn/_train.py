@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from .._files import sha256
+from softtopk._files import sha256
+
 from .._splits import Data
 from ..errors import UsageError, require_modules
 from ..images import ImageData
