@@ -24,6 +24,8 @@ Reduction = Literal["mean", "sum", "none"]
 #: Arguments of a relaxation that are not the caller's to choose.
 _RESERVED = frozenset({"scores", "k", "mask", "dim", "largest"})
 
+_FAR = 1e-10  # a vote below it may be rounded; its square is still a normal number of float32
+
 #: A name of `softtopk.relaxations`, or a function of the same signature.
 RelaxationLike = str | Callable[..., Tensor]
 
@@ -334,15 +336,44 @@ class _Selection:
     def _exact_nll(
         self, scores: Tensor, allowed: Tensor | None, same: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """By a sum in the domain of logarithms."""
-        options = {name: value for name, value in self.options.items() if name != "hard"}
-        log_indicator = log_soft_topk(scores, self.k, mask=allowed, **options)
+        """The logarithm of the vote where float32 holds the vote, and elsewhere a sum in the domain
+        of logarithms. Of that sum, few rows are in need, and it takes ten times as long."""
+        if not self._may_split(scores):
+            return self._logarithmic_nll(scores, allowed, same)
+        indicator = soft_topk(scores, self.k, mask=allowed, **self._soft_options)
+        votes = (indicator * same).sum(-1) / self.k
+        far = votes < _FAR
+        losses = -torch.log(votes.masked_fill(far, 1.0))
+        if far.any():
+            rows = far.nonzero().squeeze(-1)
+            part = None if allowed is None else allowed[rows]
+            exact, _ = self._logarithmic_nll(scores[rows], part, same[rows])
+            losses = losses.index_copy(0, rows, exact)
+        return losses, indicator.detach()
+
+    def _may_split(self, scores: Tensor) -> bool:
+        """Whether rows may be told apart by their votes, and computed without the others."""
+        return (
+            is_readable(scores)
+            and scores.dtype in (torch.float32, torch.float64)
+            and self.options["normalize"] != "batch"
+        )
+
+    def _logarithmic_nll(
+        self, scores: Tensor, allowed: Tensor | None, same: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        log_indicator = log_soft_topk(scores, self.k, mask=allowed, **self._soft_options)
         log_votes = log_indicator.masked_fill(~same, -math.inf)
         # A row of -inf alone would have a gradient of NaN.
         none = (log_votes == -math.inf).all(-1, keepdim=True)
         log_votes = torch.logsumexp(log_votes.masked_fill(none, 0.0), -1) - math.log(self.k)
         worst = math.log(_floor(log_votes.dtype))
         return -log_votes.masked_fill(none.squeeze(-1), worst), log_indicator.detach().exp()
+
+    @property
+    def _soft_options(self) -> dict[str, Any]:
+        """Without ``hard``: there are no votes that it could round, see `check_objective`."""
+        return {name: value for name, value in self.options.items() if name != "hard"}
 
     def __repr__(self) -> str:
         options = ", ".join(f"{name}={value!r}" for name, value in self.options.items())
