@@ -224,6 +224,31 @@ class KNNObjective(nn.Module):
         shares = _shares(indicator.detach(), others, int(labels.max()) + 1)
         return Outcome(losses.mean(), (shares.argmax(1) == own).float().mean())
 
+    @property
+    def eps(self) -> float | None:
+        """The temperature; None is the relaxation's own."""
+        return self._selection.options.get("eps")
+
+    def calibrate(self, inputs: Tensor, width: float) -> float:
+        """Set ``eps``, in the unit of the distances, so that of the samples ``inputs`` a query has
+        about ``width`` neighbours of which it is undecided whether they are among its k nearest;
+        returns it.
+
+        To be done once, with the samples of a step before the first: with an eps that stays, the
+        network can sharpen its selection. With one that follows the features, or a normalised
+        cost, it cannot, and features that grow blur the selection.
+        """
+        training = self.network.training
+        self.network.eval()
+        with torch.no_grad():
+            features = self.network(inputs)
+            scores = self._selection.scores(features, features, _others(features))
+        self.network.train(training)
+        scores = scores.masked_fill(~_others(features), -math.inf)
+        eps = _eps_for(scores, self._selection.k, width)
+        self._selection.options["eps"] = eps
+        return eps
+
     def extra_repr(self) -> str:
         return (
             f"{self._selection}, objective={self.objective!r}, leave_one_out={self.leave_one_out}"
@@ -378,6 +403,26 @@ class _Selection:
     def __repr__(self) -> str:
         options = ", ".join(f"{name}={value!r}" for name, value in self.options.items())
         return f"k={self.k}, relaxation={self.name!r}, metric={self.metric!r}, {options}"
+
+
+def _eps_for(scores: Tensor, k: int, width: float) -> float:
+    """The median over rows of the eps that leaves about ``width`` elements undecided.
+
+    That is, with 0.05 < A < 0.95: between these lie log(19) eps. At an end of the row, where there
+    are fewer than half of them, the distance that is there is scaled up. The last element of a row
+    is the query itself.
+    """
+    ordered = scores.sort(-1, descending=True).values[:, :-1]
+    half = max(1, round(width / 2))
+    first, last = max(0, k - half - 1), min(ordered.shape[1] - 1, k + half)
+    while True:
+        gap = (ordered[:, first] - ordered[:, last]) * (2 * half + 1) / max(1, last - first)
+        eps = gap.median().item() / math.log(19)
+        if eps > 0:
+            return eps
+        if first == 0 and last == ordered.shape[1] - 1:
+            return 1.0  # all distances are equal
+        first, last = max(0, first - half), min(ordered.shape[1] - 1, last + half)
 
 
 def _floor(dtype: torch.dtype) -> float:
