@@ -87,6 +87,8 @@ class MLP(nn.Sequential):
     torch.Size([5, 8])
     """
 
+    shortcut: nn.Parameter | None
+
     def __init__(
         self,
         shape: Sequence[int],
@@ -110,10 +112,11 @@ class MLP(nn.Sequential):
         if self.shortcut is None:
             return
         features, inputs = self.shortcut.shape
-        if inputs <= features:
-            nn.init.eye_(self.shortcut)
-        else:
-            nn.init.orthogonal_(self.shortcut, math.sqrt(inputs / features), generator)
+        with torch.device(self.shortcut.device):  # whatever the default device is
+            if inputs <= features:
+                nn.init.eye_(self.shortcut)
+            else:
+                nn.init.orthogonal_(self.shortcut, math.sqrt(inputs / features), generator)
 
     def forward(self, x: Tensor) -> Tensor:
         features: Tensor = super().forward(x)
