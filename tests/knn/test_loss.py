@@ -8,7 +8,15 @@ import torch
 from torch import Tensor
 
 from softtopk import log_soft_topk, soft_topk
-from softtopk.knn import DivergedError, KNNObjective, Recipe, Training, knn_loss, soft_vote
+from softtopk.knn import (
+    DivergedError,
+    KNNObjective,
+    Recipe,
+    Training,
+    knn_loss,
+    pairwise_distances,
+    soft_vote,
+)
 from softtopk.relaxations import names
 
 EPS = {"neural-sort": 1.0, "stochastic-neural-sort": 1.0, "sinkhorn-sort": 0.05}
@@ -282,6 +290,37 @@ def test_far_from_the_own_class_the_gradient_does_not_vanish() -> None:
     scores = -(templates - query).abs().mT
     expected = math.log(2) - log_soft_topk(scores, 2, eps=1e-4, normalize="row")[0, 3]
     torch.testing.assert_close(loss, expected)
+
+
+@pytest.mark.parametrize("normalize", [None, "row", "batch"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_near_and_far_queries_together(normalize: str | None, dtype: torch.dtype) -> None:
+    """Votes of all sizes, down to some that underflow: the sum of their logarithms' terms."""
+    torch.manual_seed(0)
+    labels, k, eps = torch.arange(40) % 3, 4, 0.5 if normalize is None else 2e-6
+    distance = torch.linspace(0, 120, 40, dtype=dtype)  # of a sample from where its class lies
+    features = torch.randn(40, 3, dtype=dtype)
+    features[:, 0] += 100 * labels - distance * (torch.arange(40) % 4 == 0)
+    features.requires_grad_()
+    losses = knn_loss(
+        features, labels, features, labels, k,
+        objective="nll", eps=eps, options={"normalize": normalize}, reduction="none",
+    )  # fmt: skip
+    others = ~torch.eye(40, dtype=torch.bool)
+    scores = -pairwise_distances(features, features)
+    logs = log_soft_topk(scores, k, eps=eps, mask=others, normalize=normalize)
+    same = others & (labels.unsqueeze(1) == labels)
+    expected = math.log(k) - logs.masked_fill(~same, -1e30).logsumexp(1)
+    assert (losses < 0.1).any()
+    assert (losses > 25).any()
+    torch.testing.assert_close(losses, expected, rtol=2e-5, atol=1e-5)
+    for found, wanted in zip(losses, expected, strict=True):
+        torch.testing.assert_close(
+            torch.autograd.grad(found, features, retain_graph=True)[0],
+            torch.autograd.grad(wanted, features, retain_graph=True)[0],
+            rtol=1e-3,
+            atol=1e-4,
+        )
 
 
 @pytest.mark.parametrize("relaxation", ["soft-topk", "successive-softmax"])

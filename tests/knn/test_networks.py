@@ -134,3 +134,28 @@ def test_no_such_shape(shape: tuple[int, ...]) -> None:
 def test_too_small_for_convolutions() -> None:
     with pytest.raises(ValueError, match=r"sides of at least 4, got \(1, 3, 8\); use MLP"):
         ConvNet((1, 3, 8))
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+@pytest.mark.parametrize("columns", [4, 13, 100, 300])
+def test_distances_begin_near_those_of_the_input(columns: int, seed: int | None) -> None:
+    torch.manual_seed(0)
+    network = default_network((columns,)) if seed is None else drawn_network((columns,), seed)
+    assert network.shortcut is not None
+    assert network.shortcut.shape == (min(max(columns, 64), 256), columns)
+    x = torch.randn(200, columns)
+    if columns <= 256:
+        assert torch.equal(
+            x @ network.shortcut.T, nn.functional.pad(x, (0, len(network.shortcut) - columns))
+        )
+    found, expected = (torch.pdist(z) for z in (network.eval()(x).detach(), x))
+    assert 0.9 < (found / expected).mean() < 1.6
+    assert torch.corrcoef(torch.stack([found, expected]))[0, 1] > 0.7
+
+
+def test_shortcut_is_trained_and_saved() -> None:
+    network = MLP((3,), features=4, shortcut=True)
+    network(torch.randn(5, 3)).sum().backward()
+    assert network.shortcut.grad.abs().sum() > 0
+    assert "shortcut" in network.state_dict()
+    assert "shortcut" not in MLP((3,), features=4).state_dict()

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from softtopk.knn import DivergedError, Outcome, Recipe, Training
+from softtopk.knn._training import Guard
 
 
 class Recorder(nn.Module):
@@ -185,3 +186,49 @@ def test_a_network_without_parameters_is_refused() -> None:
 
     with pytest.raises(ValueError, match="no parameters"):
         Training(Nothing(), torch.ones(3, 1), torch.zeros(3).long(), Recipe())
+
+
+@given(st.integers(6, 60), st.integers(1, 20), st.integers(1, 20), st.integers(1, 6))
+def test_enough_templates_of_every_class(n: int, batch: int, size: int, floor: int) -> None:
+    """As many as asked for, or all that are not among the queries; none twice."""
+    recipe = Recipe(batch_size=batch, template_size=size, templates_per_class=floor, epochs=1)
+    labels = torch.arange(n).sqrt().long()  # classes of different sizes, the first of one sample
+    training = Training(Recorder(True), torch.zeros(n, 1), labels, recipe)
+    for step in range(training.total_steps):
+        queries, templates = training._draw(step)
+        rows = torch.cat([queries, templates])
+        assert len(rows.unique()) == len(rows)
+        assert torch.equal(templates, training._draw(step)[1])
+        there, left = labels[templates].bincount(minlength=10), labels.bincount(minlength=10)
+        left = left - labels[queries].bincount(minlength=10)
+        assert (there >= left.clamp(max=floor)).all()
+
+
+def test_templates_beyond_those_per_class_are_as_before() -> None:
+    plain, floor = make(40, template_size=10), make(40, template_size=10, templates_per_class=1)
+    assert torch.equal(plain._draw(3)[1], floor._draw(3)[1][:10])
+    with pytest.raises(ValueError, match="templates_per_class must be an int of at least 0"):
+        Recipe(templates_per_class=-1)
+
+
+def test_guard_restores_the_weights_from_before_a_collapse() -> None:
+    module = nn.Linear(1, 1)
+    guard = Guard(module, steps=200)
+    for step in range(200):
+        with torch.no_grad():
+            module.weight.fill_(float(step))
+        guard.follow(2.0 - step / 100 if step < 150 else 4.0)
+    assert guard.worse
+    guard.restore()
+    assert 140 <= module.weight.item() < 155
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_guard_lets_a_noisy_training_be(sign: int) -> None:
+    """Losses may be negative, as those of votes are."""
+    guard = Guard(nn.Linear(1, 1), steps=400)
+    generator = torch.Generator().manual_seed(0)
+    for step in range(400):
+        noise = 0.3 * torch.randn((), generator=generator).item()
+        guard.follow(sign * 0.5 + 2 * math.exp(-step / 50) + noise)
+    assert not guard.worse

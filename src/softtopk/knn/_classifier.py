@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .._checks import check_choice
 from ._distances import Metric
-from ._estimator import Callback, Doubles, SoftKNNEstimator, Weights
+from ._estimator import TRAINING_K, Callback, Doubles, SoftKNNEstimator, Weights
 from ._loss import Objective, RelaxationLike
 from ._neighbours import Backend, Index, Ints
 from ._networks import NetworkLike
@@ -35,12 +35,14 @@ class SoftKNNClassifier(ClassifierMixin, SoftKNNEstimator):
             copied by every ``fit``, and the copy starts from its weights, be they trained or
             random: the module itself never changes. A function is called by every ``fit``, and
             ``random_state`` decides what random weights it makes. None is `default_network`.
-        n_neighbors: How many neighbours vote. The paper has 9.
+        n_neighbors: How many neighbours vote. None takes 9 in training, as the paper does, and in
+            prediction as many as serve plain kNN on X best, out of 1, 3, 5, 9, 15 and 25: see
+            ``n_neighbors_``.
         weights: ``"uniform"``: each of the k nearest has one vote, so that probabilities are
             multiples of 1 / k. ``"soft"``: the votes are the soft top-k A of the distances at the
             temperature ``eps_``, as in training. They sum to k and fall off with the distance, also
             beyond the k-th neighbour. The nearest 4k + 16 templates are looked at; those further
-            away have no vote.
+            away have no vote. None is ``"soft"``, where the relaxation has such a temperature.
         relaxation: A name of `softtopk.relaxations`, or a function of that signature.
         eps: Temperature of the relaxation, in the unit of the distances. None calibrates that of
             ``"soft-topk"`` on a batch before the training, so that about 2k of its templates are
@@ -60,9 +62,12 @@ class SoftKNNClassifier(ClassifierMixin, SoftKNNEstimator):
             of four dimensions needs none.
         standardize: Shift and scale the input to mean 0 and deviation 1: every column, or every
             channel of images.
-        epochs: How often the training goes through all samples.
-        batch_size: Queries in a step.
+        epochs: How often the training goes through all samples. None is as many as make 12 √n
+            steps, but 200 to 4000.
+        batch_size: Queries in a step. None is n / 10, but 100 to 400.
         template_size: Templates in a step, drawn from the samples that are not among the queries.
+            None is n / 10, but 100 to 400. To these come more of the classes that have too few: at
+            least as many of each as there are neighbours, or 2000 / n_classes.
         leave_one_out: Let the templates of a step be queries, too, each with all other samples of
             the step as its templates. That makes more of the features at hand.
         optimizer: ``"adamw"`` or ``"sgd"``. The paper has SGD, ``lr=1e-3`` and a constant rate.
@@ -105,8 +110,8 @@ class SoftKNNClassifier(ClassifierMixin, SoftKNNEstimator):
         eps_: The temperature: ``eps``, or the calibrated one; None if it is the relaxation's own.
         n_iter_: Epochs done. There are none if all samples are of one class.
         best_epoch_: The epoch, counted from 1, whose weights were taken, with early stopping.
-        n_neighbors_: ``n_neighbors``, or the number of samples if there are fewer. In training it
-            is at most half the templates of a query.
+        n_neighbors_: The neighbours that vote in prediction, at most the number of samples. In
+            training there are at most half the templates of a query.
         n_features_in_: Columns of X; channels × height × width for images.
         feature_names_in_: Names of the columns, if X has any.
         input_shape_: Shape of a sample as the network gets it.
@@ -126,26 +131,26 @@ class SoftKNNClassifier(ClassifierMixin, SoftKNNEstimator):
         self,
         network: NetworkLike | None = None,
         *,
-        n_neighbors: int = 9,
-        weights: Weights = "uniform",
+        n_neighbors: int | None = None,
+        weights: Weights | None = None,
         relaxation: RelaxationLike = "soft-topk",
         eps: float | None = None,
         relaxation_options: Mapping[str, Any] | None = None,
-        objective: Objective = "vote",
+        objective: Objective = "nll",
         class_weight: Mapping[Any, float] | str | None = None,
         metric: Metric = "euclidean",
         image_shape: Sequence[int] | None = None,
         standardize: bool = True,
-        epochs: int = 40,
-        batch_size: int = 100,
-        template_size: int = 100,
-        leave_one_out: bool = False,
+        epochs: int | None = None,
+        batch_size: int | None = None,
+        template_size: int | None = None,
+        leave_one_out: bool = True,
         optimizer: Optimizer = "adamw",
         lr: float = 3e-3,
         momentum: float = 0.9,
         weight_decay: float = 5e-4,
         schedule: Schedule = "cosine",
-        warmup: float = 0.0,
+        warmup: float = 0.05,
         early_stopping: bool = False,
         validation_fraction: float = 0.1,
         patience: int = 10,
@@ -226,6 +231,11 @@ class SoftKNNClassifier(ClassifierMixin, SoftKNNEstimator):
                 f"got class_weight={self.class_weight!r}"
             )
         return weights
+
+    def _templates_per_class(self) -> int:
+        # So many that k neighbours of one class exist, but not too many for a step in all.
+        classes = len(self.classes_) if hasattr(self, "classes_") else 1
+        return min(self.n_neighbors or TRAINING_K, max(2, 2000 // classes))
 
     def _objective(self) -> Objective:
         return self.objective

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,19 +20,18 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from torch import Tensor, nn
 
 from .._checks import check_choice, check_integer, check_number, check_positive
-from .._random import drawing_from
-from .._training import DivergedError, seeded
+from .._training import DivergedError
 from ..functional import soft_topk
 from ..relaxations import get
 from ..relaxations._registry import is_ours
 from . import _saving
-from ._distances import Metric, pairwise_distances
+from ._distances import Metric
 from ._inputs import check_inputs, flat, standard, standardized
 from ._loss import KNNObjective, RelaxationLike, check_options
 from ._neighbours import BACKENDS, INDICES, Backend, Floats, Index, Ints, Neighbours
 from ._networks import NetworkLike, drawn_network, given_network
 from ._progress import Progress
-from ._training import Optimizer, Recipe, Schedule, Training
+from ._training import Guard, Optimizer, Recipe, Schedule, Training
 from ._validation import Validation
 
 if TYPE_CHECKING:
@@ -44,6 +43,13 @@ Weights = Literal["uniform", "soft"]
 Doubles = npt.NDArray[np.float64]
 
 _ROWS = 1000  # samples that pass through the network at once, outside training
+TRAINING_K = 9  # neighbours, as in the paper
+# The choice of the neighbours that predict: candidates, samples to judge by, samples to look among.
+_CANDIDATES, _QUERIES, _TEMPLATES = (1, 3, 5, 9, 15, 25), 2000, 20_000
+
+
+class TrainingWarning(UserWarning):
+    """A training got worse, and its best weights were taken."""
 
 
 class SoftKNNEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator, ABC):
@@ -67,24 +73,24 @@ class SoftKNNEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         self,
         network: NetworkLike | None = None,
         *,
-        n_neighbors: int = 9,
-        weights: Weights = "uniform",
+        n_neighbors: int | None = None,
+        weights: Weights | None = None,
         relaxation: RelaxationLike = "soft-topk",
         eps: float | None = None,
         relaxation_options: Mapping[str, Any] | None = None,
         metric: Metric = "euclidean",
         image_shape: Sequence[int] | None = None,
         standardize: bool = True,
-        epochs: int = 40,
-        batch_size: int = 100,
-        template_size: int = 100,
-        leave_one_out: bool = False,
+        epochs: int | None = None,
+        batch_size: int | None = None,
+        template_size: int | None = None,
+        leave_one_out: bool = True,
         optimizer: Optimizer = "adamw",
         lr: float = 3e-3,
         momentum: float = 0.9,
         weight_decay: float = 5e-4,
         schedule: Schedule = "cosine",
-        warmup: float = 0.0,
+        warmup: float = 0.05,
         early_stopping: bool = False,
         validation_fraction: float = 0.1,
         patience: int = 10,
@@ -182,7 +188,7 @@ class SoftKNNEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         return self
 
     def _fit(self, X: Any, y: Any, sample_weight: Any) -> None:
-        recipe, neighbours = self._check_parameters()
+        neighbours = self._check_parameters()
         warm = bool(self.warm_start) and hasattr(self, "network_")
         X, shape = flat(X)
         X, y = self._validated(X, y, reset=not warm, **self._Y_OPTIONS)
@@ -192,16 +198,15 @@ class SoftKNNEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
         if not warm:
             self.mean_, self.scale_ = standard(X, self.input_shape_, self.standardize)
-        self.n_neighbors_ = min(int(self.n_neighbors), len(X))
-
         inputs = self._inputs(X)
+        self.n_neighbors_ = self._neighbors_for(inputs, seed)
         if warm:
             self.network_ = copy.deepcopy(self.network_)
             self.history_ = self.history_.copy()
         else:
             self.network_ = self._new_network(inputs, seed)
             self.history_ = []
-        self._train(inputs, targets, recipe, seed, warm)
+        self._train(inputs, targets, seed, warm)
         self._features = self._extract_trained(inputs)
         self._n_features_out = self._features.shape[1]
         self._neighbours = neighbours.fit(self._features)
@@ -227,9 +232,30 @@ class SoftKNNEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
             weights = given if weights is None else weights * given
         return weights
 
-    def _train(
-        self, inputs: Tensor, targets: Tensor, recipe: Recipe, seed: int, warm: bool
-    ) -> None:
+    def _neighbors_for(self, inputs: Tensor, seed: int) -> int:
+        """The neighbours that predict: ``n_neighbors``, or as many as serve plain kNN best.
+
+        That is judged by leaving one out, on the inputs: features that were trained on the samples
+        would always call for one neighbour.
+        """
+        if self.n_neighbors is not None:
+            return min(int(self.n_neighbors), len(inputs))
+        rows = np.random.RandomState(seed).permutation(len(inputs))[:_TEMPLATES]
+        x, targets = inputs[torch.from_numpy(rows)].flatten(1).numpy(), self._targets[rows]
+        weights = None if self._sample_weights is None else self._sample_weights[rows]
+        most = min(max(_CANDIDATES), len(x) - 1)
+        if most < 1:
+            return 1
+        found = _without_self(self._new_index().fit(x), x, most, _QUERIES)[1]
+        quality = {}
+        for k in (k for k in _CANDIDATES if k <= most):
+            near = found[:, :k]
+            pull = _counting(np.ones(near.shape), weights, near)
+            value = self._measure(self._combine(targets[near], pull), targets[: len(near)], None)
+            quality[k] = value if self._MEASURE[1] else -value
+        return max(quality, key=quality.__getitem__)
+
+    def _train(self, inputs: Tensor, targets: Tensor, seed: int, warm: bool) -> None:
         """Train ``network_``; sets ``history_``, ``n_iter_``, ``eps_`` and ``best_epoch_``."""
         validation, weights = None, self._sample_weights
         if self.early_stopping:
@@ -237,58 +263,18 @@ class SoftKNNEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
             validation = Validation(self, inputs, kept, aside)
             inputs, targets = inputs[kept], targets[kept]
             weights = None if weights is None else weights[kept]
-        k = recipe.training_k(self.n_neighbors_, len(inputs), bool(self.leave_one_out))
-        self.eps_ = self._calibrate(inputs, recipe, k, seed, warm)
+        recipe = self._recipe(len(inputs))
+        eps = self.eps_ if warm and self.eps is None else self.eps
+        self.eps_ = 1.0 if eps is None and self._has_threshold() else eps
         if self._is_learnable():
-            self._run(self._training(inputs, targets, weights, recipe, k, seed), validation)
+            self._run(self._training(inputs, targets, weights, recipe, eps, seed), validation)
         self.n_iter_ = len(self.history_)
         self.network_.eval()
 
-    def _calibrate(
-        self, inputs: Tensor, recipe: Recipe, k: int, seed: int, warm: bool
-    ) -> float | None:
-        """The temperature: ``eps``, or one at which about 2k of a batch's templates are undecided.
-
-        0.05 < A < 0.95 for scores within 2.94 eps of each other, so that eps follows from the
-        distances to the nearest template and to the one of rank 2k. It is then kept: the network
-        can sharpen its own selection by larger features. None where the relaxation has a default.
-        """
-        if self.eps is not None:
-            return check_positive("eps", self.eps)
-        if not self._has_threshold():
-            return None
-        if warm and self.eps_ is not None:
-            return self.eps_
-        n = min(len(inputs), recipe.batch_size + recipe.template_size)
-        queries = min(recipe.batch_size, n // 2)
-        if queries == 0:
-            return 1.0
-        rows = torch.from_numpy(np.random.RandomState(seed).permutation(len(inputs))[:n])
-        network = copy.deepcopy(self.network_).train()  # a copy: a batch norm would change
-        with torch.no_grad(), self._drawing()(seed, self._device()):
-            features = network(inputs[rows].to(self._device())).float()
-        distances = pairwise_distances(features[:queries], features[queries:], self.metric)
-        ranked = distances.sort().values[:, : 2 * k]
-        eps = (ranked[:, -1] - ranked[:, 0]).median().item() / 2.94
-        # Rounded, so that it does not depend on the number of threads. There is no scale if all
-        # samples coincide.
-        return float(f"{eps:.3g}") if 0 < eps < math.inf else 1.0
-
     def _has_threshold(self) -> bool:
         """Whether the weights of neighbours follow from their distances, a threshold and eps_."""
-        return get(self.relaxation) is soft_topk and self._options().get("normalize") is None
-
-    def _options(self) -> dict[str, Any]:
-        """Of the relaxation. A normalised cost, the default of the loss, makes the selection softer
-        when features grow, and a network that does so blurs its own choice."""
-        options = dict(self.relaxation_options or {})
-        if get(self.relaxation) is soft_topk:
-            options.setdefault("normalize", None)
-        return options
-
-    def _drawing(self) -> Callable[[int, torch.device], AbstractContextManager[None]]:
-        """Where random numbers come from: code that is not ours may use torch's generator."""
-        return drawing_from if self._draws_from_ours() else seeded
+        normalize = (self.relaxation_options or {}).get("normalize")
+        return get(self.relaxation) is soft_topk and normalize is None
 
     def _draws_from_ours(self) -> bool:
         return self.network is None and is_ours(self.relaxation)
@@ -299,17 +285,19 @@ class SoftKNNEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         targets: Tensor,
         weights: Doubles | None,
         recipe: Recipe,
-        k: int,
+        eps: float | None,
         seed: int,
     ) -> Training:
+        k = min(self.n_neighbors or TRAINING_K, recipe.templates_per_class or len(inputs))
+        k = recipe.training_k(k, len(inputs), bool(self.leave_one_out))
         objective = KNNObjective(
             self.network_,
             k,
             objective=self._objective(),
             relaxation=self.relaxation,
-            eps=self.eps_,
+            eps=eps,
             metric=self.metric,
-            options=self._options(),
+            options=self.relaxation_options,
             leave_one_out=bool(self.leave_one_out),
         )
         return Training(
@@ -325,9 +313,15 @@ class SoftKNNEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
 
     def _run(self, training: Training, validation: Validation | None) -> None:
         epochs = training.recipe.epochs
+        guard = Guard(self.network_, training.total_steps)
         with Progress(epochs, int(self.verbose)) as progress:
             for epoch in range(1, epochs + 1):
-                steps = [training.advance() for _ in range(training.steps_per_epoch)]
+                steps = []
+                for _ in range(training.steps_per_epoch):
+                    steps.append(training.advance())
+                    guard.follow(steps[-1]["loss"])
+                if training.objective.width is not None:  # the first step has decided
+                    self.eps_ = float(training.objective.eps)
                 facts = {name: float(np.mean([step[name] for step in steps])) for name in steps[0]}
                 facts = {name: value for name, value in facts.items() if not math.isnan(value)}
                 if validation is not None:
@@ -343,6 +337,14 @@ class SoftKNNEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         if validation is not None:
             self.best_epoch_ = len(self.history_) - validation.stale
             self.network_.load_state_dict(validation.weights)
+        elif guard.worse:
+            warnings.warn(
+                f"the loss rose to {guard.average:.3g} after it had been {guard.best:.3g}: the weights"
+                "  from then are taken. Try a smaller lr, or early_stopping=True",
+                TrainingWarning,
+                stacklevel=4,
+            )
+            guard.restore()
 
     def _split(self, n: int, seed: int) -> tuple[Ints, Ints]:
         """Rows to train on and rows to set aside."""
@@ -380,7 +382,7 @@ class SoftKNNEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         weights: Doubles | None,
     ) -> Doubles:
         """The prediction for features, from templates with these targets and weights."""
-        if self.weights == "soft":
+        if self.weights == "soft" or (self.weights is None and self._has_threshold()):
             distances, found = index.kneighbors(features, min(len(index), 4 * k + 16))
             scores = -torch.from_numpy(distances).double()
             assert self.eps_ is not None  # see _check_parameters
@@ -388,10 +390,7 @@ class SoftKNNEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         else:
             _, found = index.kneighbors(features, k)
             pull = np.ones(found.shape)
-        if weights is not None:
-            weighted = pull * weights[found]
-            pull = np.where(weighted.any(1, keepdims=True), weighted, pull)
-        return self._combine(targets[found], pull)
+        return self._combine(targets[found], _counting(pull, weights, found))
 
     def transform(self, X: Any) -> Floats:
         """Features, (n, d) float32."""
@@ -536,14 +535,16 @@ class SoftKNNEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
 
     # The rest.
 
-    def _check_parameters(self) -> tuple[Recipe, Neighbours]:
+    def _check_parameters(self) -> Neighbours:
         """Before any work; the recipe, the index and the objective check what is theirs."""
         if not (self.network is None or callable(self.network)):
             raise TypeError(
                 "network must be an nn.Module, a function of a sample's shape, or None, "
                 f"got {self.network!r}"
             )
-        check_integer("n_neighbors", self.n_neighbors)
+        for name in ("n_neighbors", "epochs", "batch_size", "template_size"):
+            if getattr(self, name) is not None:
+                check_integer(name, getattr(self, name))
         check_integer("patience", self.patience)
         if not isinstance(self.verbose, bool):
             check_integer("verbose", self.verbose, 0)
@@ -559,7 +560,7 @@ class SoftKNNEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
             raise TypeError(f"callback must be a function or None, got callback={self.callback!r}")
         self._check_device()
         check_options("relaxation_options", self.relaxation_options, self.relaxation)
-        check_choice("weights", self.weights, ("uniform", "soft"))
+        check_choice("weights", self.weights, (None, "uniform", "soft"))
         if self.weights == "soft" and not self._has_threshold():
             raise ValueError(
                 "weights='soft' needs relaxation='soft-topk' without normalize, got "
@@ -568,10 +569,25 @@ class SoftKNNEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
             )
         check_choice("index", self.index, INDICES)
         check_choice("backend", self.backend, BACKENDS)
-        recipe = Recipe(
-            epochs=check_integer("epochs", self.epochs),
-            batch_size=check_integer("batch_size", self.batch_size),
-            template_size=check_integer("template_size", self.template_size),
+        if self.eps is not None:
+            check_positive("eps", self.eps)
+        self._recipe(2)
+        return self._new_index()
+
+    def _recipe(self, n: int) -> Recipe:
+        """How to train on n samples. The reasons for these numbers are in docs/knn.md."""
+        size = min(max(n // 10, 100), 400)
+        batch = size if self.batch_size is None else int(self.batch_size)
+        templates = size if self.template_size is None else int(self.template_size)
+        epochs = self.epochs
+        if epochs is None:
+            steps = min(max(12 * math.sqrt(n), 200), 4000)
+            epochs = math.ceil(steps / math.ceil(n / max(1, min(batch, n // 2))))
+        return Recipe(
+            epochs=int(epochs),
+            batch_size=batch,
+            template_size=templates,
+            templates_per_class=self._templates_per_class(),
             optimizer=self.optimizer,
             lr=check_number("lr", self.lr),
             momentum=check_number("momentum", self.momentum),
@@ -579,7 +595,10 @@ class SoftKNNEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
             schedule=self.schedule,
             warmup=check_number("warmup", self.warmup),
         )
-        return recipe, self._new_index()
+
+    def _templates_per_class(self) -> int:
+        """Of every class in a step; 0 if there are no classes."""
+        return 0
 
     def _new_index(self) -> Neighbours:
         return Neighbours(
@@ -598,15 +617,26 @@ class SoftKNNEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         return state
 
 
-def _without_self(neighbours: Neighbours, features: Floats, k: int) -> tuple[Floats, Ints]:
-    """Neighbours of the fitted features, none its own; equal ones may not have themselves among the
-    k + 1 nearest, in which case the last is dropped."""
+def _counting(pull: Doubles, weights: Doubles | None, found: Ints) -> Doubles:
+    """The pull of neighbours (m, k) times the weights (n,) that the samples have, unless all of a
+    row are zero."""
+    if weights is None:
+        return pull
+    weighted = pull * weights[found]
+    return np.where(weighted.any(1, keepdims=True), weighted, pull)
+
+
+def _without_self(
+    neighbours: Neighbours, features: Floats, k: int, queries: int | None = None
+) -> tuple[Floats, Ints]:
+    """Neighbours of the first fitted features, all by default, none its own; equal ones may not
+    have themselves among the k + 1 nearest, in which case the last is dropped."""
     if k > len(features) - 1:
         raise ValueError(
             f"n_neighbors must be at most {len(features) - 1}, the number of other training "
             f"samples, got n_neighbors={k}"
         )
-    distances, found = neighbours.kneighbors(features, k + 1)
+    distances, found = neighbours.kneighbors(features[:queries], k + 1)
     dropped = found == np.arange(len(found))[:, None]
     dropped[~dropped.any(1), -1] = True
     return distances[~dropped].reshape(-1, k), found[~dropped].reshape(-1, k)

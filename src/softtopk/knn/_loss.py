@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from .._checks import check_choice, check_eps, check_integer
 from .._dispatch import is_ordinary, is_readable, is_traced
 from ..functional import log_soft_topk, soft_topk
+from ..functional._temperature import common_eps
+from ..nn._temperature import Tempered
 from ..relaxations import get
 from ._distances import METRICS, Metric, check_features, pairwise_distances
 from ._training import Outcome
@@ -23,6 +25,8 @@ Reduction = Literal["mean", "sum", "none"]
 
 #: Arguments of a relaxation that are not the caller's to choose.
 _RESERVED = frozenset({"scores", "k", "mask", "dim", "largest"})
+
+_FAR = 1e-10  # a vote below it may be rounded; its square is still a normal number of float32
 
 #: A name of `softtopk.relaxations`, or a function of the same signature.
 RelaxationLike = str | Callable[..., Tensor]
@@ -68,8 +72,11 @@ def knn_loss(
             are furthest from their class, be they the ones to learn from or mislabelled.
         relaxation: A name of `softtopk.relaxations`, or a function of that signature, which is
             given the negative distances.
-        eps: Its temperature. None is 1e-3 for ``"soft-topk"``, the paper's value for MNIST, which
-            refers to a normalised cost; for other relaxations it is their own default.
+        eps: Its temperature. None is, for ``"soft-topk"``, the one at which about 2k templates of
+            a query are undecided (`softtopk.eps_for`). It follows the features, so that their scale
+            does not matter; with one that stays, as in `KNNObjective`, growing features sharpen the
+            selection. With a normalised cost None is 1e-3, the paper's value for MNIST. Other
+            relaxations have their own default.
         metric: Distance between features, see `pairwise_distances`.
         query_ids: (m,) integers that say which sample a query is; ``template_ids`` likewise, (n,).
             A pair of equal ids is excluded: a query is not its own template. No ids are needed if
@@ -78,8 +85,7 @@ def knn_loss(
             ``features`` and ``features.detach()`` or ``features[:]`` are. The latter cannot be seen
             inside `torch.compile` and the transforms of `torch.func`. A copy, such as
             ``features.clone()``, and a slice of the rows need ids.
-        options: Further arguments of the relaxation, without ``eps``. ``"soft-topk"`` has
-            ``normalize="row"`` unless said otherwise here.
+        options: Further arguments of the relaxation, without ``eps``.
         reduction: ``"mean"`` or ``"sum"`` over the queries, or ``"none"``: (m,).
 
     Where a vote is zero its logarithm is not taken: with ``"soft-topk"`` the logarithm is computed
@@ -111,6 +117,8 @@ def knn_loss(
     selection = _Selection(k, relaxation, eps, metric, options)
     allowed = _allowed(query, templates, query_ids, template_ids)
     scores = selection.scores(query, templates, allowed)
+    if selection.is_calibrated:
+        selection.options["eps"] = selection.calibrate(scores, allowed, 2.0 * k)
     same = query_labels.unsqueeze(1) == template_labels
     losses, _ = selection.losses(scores, allowed, same, objective)
     if reduction == "none":
@@ -152,6 +160,8 @@ def soft_vote(
     selection = _Selection(k, relaxation, eps, metric, options)
     allowed = _allowed(query, templates, query_ids, template_ids)
     scores = selection.scores(query, templates, allowed)
+    if selection.is_calibrated:
+        selection.options["eps"] = selection.calibrate(scores, allowed, 2.0 * k)
     if classes is None:
         classes = max(1, int(template_labels.max()) + 1)
     check_integer("classes", classes)
@@ -164,7 +174,7 @@ def soft_vote(
     return _shares(selection.indicator(scores, allowed), template_labels, classes) / k
 
 
-class KNNObjective(nn.Module):
+class KNNObjective(Tempered):
     """Trains a feature network to predict by nearest neighbours, for `Training`.
 
     Called as ``objective(inputs, labels, n_queries)``: of the samples, the first ``n_queries`` are
@@ -180,8 +190,9 @@ class KNNObjective(nn.Module):
         leave_one_out: Let every sample be a query, with all the others as its templates. That
             makes more of the features at hand, and the network is where the time goes.
 
-    The other arguments are those of `knn_loss`. The accuracy in the `Outcome` is that of the class
-    with the largest soft vote, among the templates of the minibatch.
+    The other arguments are those of `knn_loss`, but an ``eps`` of None is decided by the first
+    training batch and then kept, in the state dict too. The accuracy in the `Outcome` is that of
+    the class with the largest soft vote, among the templates of the minibatch.
 
     >>> objective = KNNObjective(torch.nn.Linear(4, 2), k=3)
     >>> outcome = objective(torch.randn(20, 4), torch.arange(20) % 2, 10)
@@ -210,6 +221,8 @@ class KNNObjective(nn.Module):
         self.objective: Objective | Literal["mse"] = objective
         self._selection = _Selection(k, relaxation, eps, metric, options)
         self._selection.check_objective(objective)
+        if self._selection.is_calibrated:
+            self._hold(None, 2.0 * k, False)
 
     def forward(
         self, inputs: Tensor, labels: Tensor, n_queries: int, weights: Tensor | None = None
@@ -223,6 +236,10 @@ class KNNObjective(nn.Module):
             queries, templates = features[:n_queries], features[n_queries:]
             own, others = labels[:n_queries], labels[n_queries:]
         scores = self._selection.scores(queries, templates, allowed)
+        if self._selection.is_calibrated:
+            self._selection.options["eps"] = self._eps_now(
+                lambda width: self._selection.calibrate(scores, allowed, width)
+            )
         losses, accuracy = self._judge(scores, allowed, own, others)
         if weights is None:
             return Outcome(losses.mean(), accuracy)
@@ -301,9 +318,10 @@ class _Selection:
         self.options = dict(options or {})
         self.is_ours = self.relaxation is soft_topk
         if self.is_ours:
-            self.options.setdefault("normalize", "row")
+            self.options.setdefault("normalize", None)
             if eps is None and self.options["normalize"] is not None:
                 eps = 1e-3  # the paper's, for MNIST
+        self.is_calibrated = self.is_ours and eps is None
         if eps is not None:
             check_eps(eps, torch.Size())
             self.options["eps"] = eps
@@ -314,6 +332,18 @@ class _Selection:
                 "objective='nll' takes the logarithm of votes that hard=True makes zero; use "
                 "objective='vote' or hard=False"
             )
+
+    def calibrate(self, scores: Tensor, allowed: Tensor | None, width: float) -> Tensor:
+        """The eps that leaves ``width`` templates of a query undecided."""
+        return common_eps(
+            scores,
+            self.k,
+            width=min(width, scores.shape[-1]),
+            dim=-1,
+            largest=True,
+            mask=allowed,
+            sorted=False,
+        )
 
     def scores(self, queries: Tensor, templates: Tensor, allowed: Tensor | None) -> Tensor:
         """Negative distances (m, n), after a check that there are k templates to choose."""
@@ -354,15 +384,44 @@ class _Selection:
     def _exact_nll(
         self, scores: Tensor, allowed: Tensor | None, same: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """By a sum in the domain of logarithms."""
-        options = {name: value for name, value in self.options.items() if name != "hard"}
-        log_indicator = log_soft_topk(scores, self.k, mask=allowed, **options)
+        """The logarithm of the vote where float32 holds the vote, and elsewhere a sum in the domain
+        of logarithms. Of that sum, few rows are in need, and it takes ten times as long."""
+        if not self._may_split(scores):
+            return self._logarithmic_nll(scores, allowed, same)
+        indicator = soft_topk(scores, self.k, mask=allowed, **self._soft_options)
+        votes = (indicator * same).sum(-1) / self.k
+        far = votes < _FAR
+        losses = -torch.log(votes.masked_fill(far, 1.0))
+        if far.any():
+            rows = far.nonzero().squeeze(-1)
+            part = None if allowed is None else allowed[rows]
+            exact, _ = self._logarithmic_nll(scores[rows], part, same[rows])
+            losses = losses.index_copy(0, rows, exact)
+        return losses, indicator.detach()
+
+    def _may_split(self, scores: Tensor) -> bool:
+        """Whether rows may be told apart by their votes, and computed without the others."""
+        return (
+            is_readable(scores)
+            and scores.dtype in (torch.float32, torch.float64)
+            and self.options["normalize"] != "batch"
+        )
+
+    def _logarithmic_nll(
+        self, scores: Tensor, allowed: Tensor | None, same: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        log_indicator = log_soft_topk(scores, self.k, mask=allowed, **self._soft_options)
         log_votes = log_indicator.masked_fill(~same, -math.inf)
         # A row of -inf alone would have a gradient of NaN.
         none = (log_votes == -math.inf).all(-1, keepdim=True)
         log_votes = torch.logsumexp(log_votes.masked_fill(none, 0.0), -1) - math.log(self.k)
         worst = math.log(_floor(log_votes.dtype))
         return -log_votes.masked_fill(none.squeeze(-1), worst), log_indicator.detach().exp()
+
+    @property
+    def _soft_options(self) -> dict[str, Any]:
+        """Without ``hard``: there are no votes that it could round, see `check_objective`."""
+        return {name: value for name, value in self.options.items() if name != "hard"}
 
     def __repr__(self) -> str:
         options = ", ".join(f"{name}={value!r}" for name, value in self.options.items())

@@ -23,7 +23,7 @@ NetworkLike = nn.Module | Callable[[tuple[int, ...]], nn.Module]
 def default_network(shape: Sequence[int]) -> nn.Module:
     """The network for samples of a shape, with random weights.
 
-    - flat samples, and images with a side below 4: `MLP`
+    - flat samples, and images with a side below 4: `MLP` with a shortcut
     - colour images (three channels or more) of at least 32 × 32, and images of any colour of at
       least 64 × 64: `resnet18`
     - other images: `ConvNet`
@@ -34,7 +34,9 @@ def default_network(shape: Sequence[int]) -> nn.Module:
     shape = _check_shape(shape)
     side = min(shape[1:]) if len(shape) == 3 else 0
     if side < _SMALLEST_SIDE:
-        return MLP(shape)
+        # The shortcut is the identity up to so many columns: training starts from plain kNN.
+        columns = math.prod(shape)
+        return MLP(shape, features=min(max(columns, 64), 256), shortcut=True)
     if side >= (32 if shape[0] >= 3 else 64):
         return resnet18(shape[0])
     return ConvNet(shape)
@@ -58,6 +60,8 @@ def drawn_network(shape: Sequence[int], seed: int) -> nn.Module:
                 nn.init.uniform_(layer.bias, -bound, bound, generator=generator)
         elif isinstance(layer, nn.BatchNorm2d):
             layer.reset_parameters()
+        elif isinstance(layer, MLP):
+            layer.reset_shortcut(generator)
     return network
 
 
@@ -121,10 +125,15 @@ class MLP(nn.Sequential):
         hidden: Sizes of the layers between.
         features: Size of the last one.
         dropout: Share of the inputs of every layer that training sets to zero.
+        shortcut: Add a linear map of the input to the features. It starts as the identity, or, of
+            more inputs than features, as a random projection that keeps distances on average. So
+            the distances at first are nearly those of the input.
 
     >>> MLP((13,), hidden=(32,), features=8)(torch.zeros(5, 13)).shape
     torch.Size([5, 8])
     """
+
+    shortcut: nn.Parameter | None
 
     def __init__(
         self,
@@ -133,6 +142,7 @@ class MLP(nn.Sequential):
         hidden: Sequence[int] = (256,),
         features: int = 64,
         dropout: float = 0.1,
+        shortcut: bool = False,
     ) -> None:
         sizes = [math.prod(_check_shape(shape)), *hidden, features]
         layers: list[nn.Module] = [nn.Flatten()]
@@ -140,8 +150,29 @@ class MLP(nn.Sequential):
             layers += [Dropout(dropout), nn.Linear(size, next_size), nn.ReLU()]
         super().__init__(*layers[:-1])
         self.arguments = {
-            "shape": [*shape], "hidden": [*hidden], "features": features, "dropout": dropout
+            "shape": [*shape], "hidden": [*hidden], "features": features, "dropout": dropout,
+            "shortcut": shortcut,
         }  # fmt: skip
+        weight = nn.Parameter(torch.empty(features, sizes[0])) if shortcut else None
+        self.register_parameter("shortcut", weight)
+        self.reset_shortcut()
+
+    def reset_shortcut(self, generator: torch.Generator | None = None) -> None:
+        """Make the shortcut, if there is one, what it starts from."""
+        if self.shortcut is None:
+            return
+        features, inputs = self.shortcut.shape
+        with torch.device(self.shortcut.device):  # whatever the default device is
+            if inputs <= features:
+                nn.init.eye_(self.shortcut)
+            else:
+                nn.init.orthogonal_(self.shortcut, math.sqrt(inputs / features), generator)
+
+    def forward(self, x: Tensor) -> Tensor:
+        features: Tensor = super().forward(x)
+        if self.shortcut is None:
+            return features
+        return features + nn.functional.linear(x.flatten(1), self.shortcut)
 
 
 _SMALLEST_SIDE = 4  # what two poolings leave something of

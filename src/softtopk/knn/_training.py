@@ -44,6 +44,8 @@ class Recipe:
     """Queries in a step."""
     template_size: int = 100
     """Templates in a step, for objectives that use templates."""
+    templates_per_class: int = 0
+    """Templates of every class in a step at least, or all there are: beyond ``template_size``."""
     optimizer: Optimizer = "sgd"
     lr: float = 1e-3
     momentum: float = 0.9
@@ -59,6 +61,12 @@ class Recipe:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be an int of at least 1, got {name}={value!r}")
+        floor = self.templates_per_class
+        if isinstance(floor, bool) or not isinstance(floor, int) or floor < 0:
+            raise ValueError(
+                "templates_per_class must be an int of at least 0, "
+                f"got templates_per_class={floor!r}"
+            )
         for name in ("lr", "momentum", "weight_decay", "warmup"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float):
@@ -154,6 +162,11 @@ class Training(Steps):
         self.steps_per_epoch = math.ceil(n / batch)
         self._order = torch.empty(0, dtype=torch.long, device="cpu")
         self._order_epoch = -1
+        self._labels = labels.cpu()
+        self._rows_of = [
+            (self._labels == label).nonzero().squeeze(1)
+            for label in range(int(self._labels.max()) + 1 if recipe.templates_per_class else 0)
+        ]
 
     @property
     def total_steps(self) -> int:
@@ -212,7 +225,82 @@ class Training(Steps):
         draw = random.Random(mix(self.seed, "templates", step))
         chosen = draw.sample(range(others), min(self.recipe.template_size, others))
         picked = torch.tensor(chosen, device="cpu")
-        return queries, self._order[(end + picked) % n]
+        templates = self._order[(end + picked) % n]
+        if self.recipe.templates_per_class:
+            templates = torch.cat([templates, self._missing(queries, templates, draw)])
+        return queries, templates
+
+    def _missing(self, queries: Tensor, templates: Tensor, draw: random.Random) -> Tensor:
+        """Rows to add to the templates, so that there are enough of every class."""
+        free = torch.ones(len(self.inputs), dtype=torch.bool, device="cpu")
+        free[queries] = free[templates] = False
+        counts = torch.bincount(self._labels[templates], minlength=len(self._rows_of))
+        added: list[int] = []
+        for rows, count in zip(self._rows_of, counts.tolist(), strict=True):
+            if count < self.recipe.templates_per_class:
+                rest = rows[free[rows]].tolist()
+                wanted = self.recipe.templates_per_class - count
+                added += draw.sample(rest, min(wanted, len(rest)))
+        return torch.tensor(added, dtype=torch.long, device="cpu")
+
+
+class Guard:
+    """Notices that a training has got worse, and holds the weights from before.
+
+    It follows an exponential average of the loss, as single steps scatter. A training that goes
+    well ends near the lowest average, with its last weights. One that collapses does not.
+
+    Args:
+        module: What is trained.
+        steps: Steps of the whole training.
+
+    >>> guard = Guard(torch.nn.Linear(2, 2), steps=100)
+    >>> for step in range(100):
+    ...     guard.follow(1.0 if step < 50 else 3.0)
+    >>> guard.worse
+    True
+    """
+
+    _MEMORY = 0.05  # share of the steps that the average looks back on, at least 10 steps
+    _CHECKS = 50  # times that the weights are looked at, as a copy may be large
+    _TOLERANCE = (0.05, 0.1)  # absolute, relative: beyond what the average itself scatters
+
+    def __init__(self, module: nn.Module, steps: int) -> None:
+        self._module = module
+        self._decay = 1 - 1 / max(10.0, self._MEMORY * steps)
+        self._every = max(1, steps // self._CHECKS)
+        self._sum = self._weight = 0.0
+        self._step = 0
+        self.best = math.inf
+        """The lowest average at a check."""
+        self.weights: dict[str, Tensor] = {}
+        """The weights then."""
+
+    @property
+    def average(self) -> float:
+        return self._sum / self._weight if self._weight else math.nan
+
+    @property
+    def worse(self) -> bool:
+        """Whether the average is clearly above the lowest one."""
+        absolute, relative = self._TOLERANCE
+        return self.average > self.best + absolute + relative * abs(self.best)
+
+    def follow(self, loss: float) -> None:
+        """Take note of the loss of another step."""
+        self._sum = self._decay * self._sum + (1 - self._decay) * loss
+        self._weight = self._decay * self._weight + (1 - self._decay)
+        self._step += 1
+        if self._step % self._every == 0 and self.average < self.best:
+            self.best = self.average
+            self.weights = {
+                name: value.detach().clone() for name, value in self._module.state_dict().items()
+            }
+
+    def restore(self) -> None:
+        """Put the weights of the best check back."""
+        if self.weights:
+            self._module.load_state_dict(self.weights)
 
 
 def _optimizer(objective: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:

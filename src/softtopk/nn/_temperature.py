@@ -32,8 +32,9 @@ class Tempered(nn.Module):
     calibrated_eps: Tensor
     _eps: Any
     _given_eps: Any
-    _width: float | None
-    learn_eps: bool
+    _width: float | None = None
+    _pending = False
+    learn_eps = False
 
     def _hold(
         self,
