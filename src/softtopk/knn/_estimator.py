@@ -321,7 +321,7 @@ class SoftKNNEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
                     steps.append(training.advance())
                     guard.follow(steps[-1]["loss"])
                 if training.objective.width is not None:  # the first step has decided
-                    self.eps_ = float(training.objective.eps)
+                    self.eps_ = float(training.objective.eps)  # type: ignore[arg-type]
                 facts = {name: float(np.mean([step[name] for step in steps])) for name in steps[0]}
                 facts = {name: value for name, value in facts.items() if not math.isnan(value)}
                 if validation is not None:
@@ -339,8 +339,8 @@ class SoftKNNEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
             self.network_.load_state_dict(validation.weights)
         elif guard.worse:
             warnings.warn(
-                f"the loss rose to {guard.average:.3g} after it had been {guard.best:.3g}: the weights"
-                "  from then are taken. Try a smaller lr, or early_stopping=True",
+                f"the loss rose from {guard.best:.3g} to {guard.average:.3g}: the weights of the"
+                " lowest are taken. Try a smaller lr, or early_stopping=True",
                 TrainingWarning,
                 stacklevel=4,
             )
