@@ -254,6 +254,13 @@ def test_custom_operators_broadcast():
     assert_close(found, sorted_soft_topk(scores, 2, eps=1.0, mask=mask))
 
 
+@pytest.mark.parametrize("in_dim", [0, 1])
+def test_custom_operators_map_over_any_axis(in_dim):
+    scores, one = torch.randn(3, 6), torch.ones(1)
+    mapped = torch.vmap(lambda x: OPS.soft_topk(x, None, 2 * one, one, True), in_dims=in_dim)
+    assert_close(mapped(scores.T if in_dim else scores), soft_topk(scores, 2, eps=2.0))
+
+
 def test_no_rank_at_all_is_still_a_function_of_the_scores(solver):
     scores = torch.randn(3, 6, requires_grad=True)
     ranks = sorted_soft_topk(scores, 0, solver=solver)

@@ -209,9 +209,13 @@ def test_other_layouts(operator):
         assert torch.equal(operator(scores, 2), expected)
         mask = torch.ones(scores.shape[-1], dtype=torch.bool)
         assert torch.equal(operator(scores, 2, mask=mask.expand(scores.shape)), expected)
-    pending = torch.randn(4, 9, dtype=torch.complex64).conj().imag  # a negation not carried out
-    assert pending.is_neg()
-    torch.testing.assert_close(operator(pending, 2), operator(pending.resolve_neg(), 2))
+    # A negation that is not carried out, of every other number or of all in a row.
+    for pending in (
+        torch.randn(4, 9, dtype=torch.complex64).conj().imag,
+        torch._neg_view(torch.randn(4, 9)),
+    ):
+        assert pending.is_neg()
+        torch.testing.assert_close(operator(pending, 2), operator(pending.resolve_neg(), 2))
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
@@ -308,6 +312,17 @@ def test_paths_may_change_between_forward_and_backward():
     grad = torch.randn(result.shape, generator=torch.Generator().manual_seed(0))
     (slope,) = torch.autograd.grad(result, scores, grad)
     torch.testing.assert_close(slope, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("largest", [True, False])
+def test_the_compiled_derivative_on_the_plain_path(largest):
+    scores = torch.randn(2, 30)
+    expected = outcome(sorted_soft_topk, scores, 3, 0.5, largest=largest)
+    compiled = torch.compile(sorted_soft_topk, fullgraph=True, backend="aot_eager")
+    with kernels.plain():
+        found = outcome(compiled, scores, 3, 0.5, largest=largest)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
