@@ -201,6 +201,14 @@ def test_the_number_of_threads_changes_nothing(operator, n):
         torch.set_num_threads(1)
 
 
+def test_a_sample_that_misleads_the_search():
+    """The k-th score is looked for where a sample has it. Of two values, of which all k ones are
+    selected, the sample has far too many ones in some of so many rows."""
+    scores = torch.randint(2, (40_000, 300)).float()
+    found = soft_topk(scores, scores.sum(-1), eps=0.05)
+    torch.testing.assert_close(found, scores, rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_other_layouts(operator):
     base = torch.randn(6, 40, 3)
