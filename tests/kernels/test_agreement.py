@@ -160,6 +160,19 @@ def test_nan_stays_in_its_row(operator, n):
     assert_agreement(operator, scores, 4, 0.3)
 
 
+def test_a_gradient_that_is_to_be_differentiated_is_the_same():
+    """Also in a row with a NaN, which has no derivative."""
+    scores = torch.randn(3, 9)
+    scores[1, 2] = math.nan
+    scores.requires_grad_()
+    result = soft_topk(scores, 3, eps=0.5)
+    weights = torch.randn(3, 9)
+    (plain,) = torch.autograd.grad(result, scores, weights, create_graph=True)
+    (native,) = torch.autograd.grad(result, scores, weights)
+    torch.testing.assert_close(plain, native)
+    assert not native[1].any()
+
+
 def test_rows_of_their_own():
     scores = torch.randn(5, 2, 40, dtype=torch.float64)
     k = torch.randint(0, 41, (5, 1))
