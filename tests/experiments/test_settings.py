@@ -46,6 +46,7 @@ class Some(Declared):
     ("given", "message"),
     [
         ({"size": 0}, "--size 0: give a number of at least 1"),
+        ({"size": float("inf")}, "--size inf: give a number of at least 1"),
         ({"share": 1.0}, "--share 1: give a number from 0 to below 1"),
         ({"share": float("nan")}, "--share nan: give a number from 0 to below 1"),
         ({"kind": "c"}, "--kind 'c': give one of a, b, none"),

@@ -43,6 +43,7 @@ X = torch.randn(3, 5)
         ({"eps": "0.1"}, TypeError, r"eps must be a float or a tensor, got '0.1'"),
         ({"eps": None}, TypeError, r"eps must be a float or a tensor, got None"),
         ({"eps": torch.tensor([0.1, 0.0, 1])}, ValueError, r"eps must be positive .* from 0.0 to"),
+        ({"eps": torch.tensor([0.1, math.inf, 1])}, ValueError, r"eps must be .* finite .* to inf"),
         ({"eps": torch.tensor([1, 2, 3])}, TypeError, r"eps must be of a floating dtype"),
         ({"eps": torch.ones(4)}, ValueError, r"eps of shape \(4,\) .* batch shape \(3,\)"),
         ({"eps": torch.ones(2, 3)}, ValueError, r"eps of shape \(2, 3\) .* batch shape \(3,\)"),

@@ -40,6 +40,13 @@ def test_values(eps, gradient):
     assert (result.col_potential.gather(-1, anchor) == 0).all()
 
 
+def test_sums_that_differ_by_a_rounding():
+    cost, mu, nu = problem()
+    options = {"tol": 1e-12, "max_iter": 1000}
+    result = entropic_plan(cost, mu, nu * (1 + 1e-8), 0.3, **options)
+    assert_close(result.plan, entropic_plan(cost, mu, nu, 0.3, **options).plan)
+
+
 def test_marginals_broadcast_and_problems_stop_by_themselves():
     cost, _, _ = problem(4)
     cost[1:] *= torch.tensor([1.0, 10.0, 30.0]).view(3, 1, 1).double()

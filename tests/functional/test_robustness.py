@@ -86,12 +86,13 @@ def test_the_sorted_gradient_by_torch_func_at_cold_gaps():
 
 
 @both_paths
-def test_the_second_derivative_of_nearly_saturated_rows():
+def test_the_higher_derivatives_of_nearly_saturated_rows():
     scores = torch.tensor([0.0, 168.0, 400.0], requires_grad=True)
     weight = torch.tensor([1e3, 0.0, 0.0])
-    (first,) = torch.autograd.grad(soft_topk(scores, 2, eps=2.0), scores, weight, create_graph=True)
-    (second,) = torch.autograd.grad(first, scores, weight)
-    assert_close(second, torch.zeros(3))
+    slope = soft_topk(scores, 2, eps=2.0)
+    for _ in range(3):
+        (slope,) = torch.autograd.grad(slope, scores, weight, create_graph=True)
+        assert_close(slope, torch.zeros(3))
 
 
 @both_paths
@@ -255,6 +256,13 @@ def test_custom_operators_broadcast():
     assert_close(found, soft_topk(scores, 2, eps=1.0, mask=mask))
     found = OPS.sorted_soft_topk(scores, mask, 2, tau, True)[0]
     assert_close(found, sorted_soft_topk(scores, 2, eps=1.0, mask=mask))
+
+
+@pytest.mark.parametrize("in_dim", [0, 1])
+def test_custom_operators_map_over_any_axis(in_dim):
+    scores, one = torch.randn(3, 6), torch.ones(1)
+    mapped = torch.vmap(lambda x: OPS.soft_topk(x, None, 2 * one, one, True), in_dims=in_dim)
+    assert_close(mapped(scores.T if in_dim else scores), soft_topk(scores, 2, eps=2.0))
 
 
 def test_no_rank_at_all_is_still_a_function_of_the_scores(solver):

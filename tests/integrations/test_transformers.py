@@ -894,6 +894,18 @@ def test_arguments_that_are_refused(name: str) -> None:
         attention(module, query, key, key, None, **{name: torch.zeros(1)})
 
 
+def test_nothing_is_dropped_in_evaluation() -> None:
+    """Whatever dropout the model asks for: some do not look at the mode."""
+    module = build("llama", soft_topk={"topk": 3}).model.layers[0].self_attn
+    query, key = torch.randn(1, 4, 5, 8), torch.randn(1, 2, 5, 8)
+    attention = AttentionInterface()["soft_topk"]
+    whole, _ = attention(module.eval(), query, key, key, None)
+    found, _ = attention(module, query, key, key, None, dropout=0.9)
+    torch.testing.assert_close(found, whole)
+    found, _ = attention(module.train(), query, key, key, None, dropout=0.9)
+    assert not torch.allclose(found, whole)
+
+
 def test_models_without_the_interface() -> None:
     """They would take the name and go on with their own attention."""
     config = XLNetConfig(vocab_size=VOCABULARY, d_model=32, n_layer=1, n_head=4, d_inner=40)

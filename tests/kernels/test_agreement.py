@@ -151,12 +151,26 @@ def test_the_gradient_of_the_softmax_at_low_temperature(k, eps, dtype):
             torch.testing.assert_close(slope.detach(), slopes[-1], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("n", [50, 1000])  # searched as they are, and by a sample
 @pytest.mark.parametrize("operator", [soft_topk, sorted_soft_topk])
-def test_nan_stays_in_its_row(operator):
-    scores = torch.randn(3, 50)
+def test_nan_stays_in_its_row(operator, n):
+    scores = torch.randn(3, n)
     scores[1, 7] = math.nan
     scores[1, 8] = -math.inf
     assert_agreement(operator, scores, 4, 0.3)
+
+
+def test_a_gradient_that_is_to_be_differentiated_is_the_same():
+    """Also in a row with a NaN, which has no derivative."""
+    scores = torch.randn(3, 9)
+    scores[1, 2] = math.nan
+    scores.requires_grad_()
+    result = soft_topk(scores, 3, eps=0.5)
+    weights = torch.randn(3, 9)
+    (plain,) = torch.autograd.grad(result, scores, weights, create_graph=True)
+    (native,) = torch.autograd.grad(result, scores, weights)
+    torch.testing.assert_close(plain, native)
+    assert not native[1].any()
 
 
 def test_rows_of_their_own():
@@ -201,6 +215,14 @@ def test_the_number_of_threads_changes_nothing(operator, n):
         torch.set_num_threads(1)
 
 
+def test_a_sample_that_misleads_the_search():
+    """The k-th score is looked for where a sample has it. Of two values, of which all k ones are
+    selected, the sample has far too many ones in some of so many rows."""
+    scores = torch.randint(2, (40_000, 300)).float()
+    found = soft_topk(scores, scores.sum(-1), eps=0.05)
+    torch.testing.assert_close(found, scores, rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_other_layouts(operator):
     base = torch.randn(6, 40, 3)
@@ -209,9 +231,13 @@ def test_other_layouts(operator):
         assert torch.equal(operator(scores, 2), expected)
         mask = torch.ones(scores.shape[-1], dtype=torch.bool)
         assert torch.equal(operator(scores, 2, mask=mask.expand(scores.shape)), expected)
-    pending = torch.randn(4, 9, dtype=torch.complex64).conj().imag  # a negation not carried out
-    assert pending.is_neg()
-    torch.testing.assert_close(operator(pending, 2), operator(pending.resolve_neg(), 2))
+    # A negation that is not carried out, of every other number or of all in a row.
+    for pending in (
+        torch.randn(4, 9, dtype=torch.complex64).conj().imag,
+        torch._neg_view(torch.randn(4, 9)),
+    ):
+        assert pending.is_neg()
+        torch.testing.assert_close(operator(pending, 2), operator(pending.resolve_neg(), 2))
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
@@ -308,6 +334,17 @@ def test_paths_may_change_between_forward_and_backward():
     grad = torch.randn(result.shape, generator=torch.Generator().manual_seed(0))
     (slope,) = torch.autograd.grad(result, scores, grad)
     torch.testing.assert_close(slope, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("largest", [True, False])
+def test_the_compiled_derivative_on_the_plain_path(largest):
+    scores = torch.randn(2, 30)
+    expected = outcome(sorted_soft_topk, scores, 3, 0.5, largest=largest)
+    compiled = torch.compile(sorted_soft_topk, fullgraph=True, backend="aot_eager")
+    with kernels.plain():
+        found = outcome(compiled, scores, 3, 0.5, largest=largest)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("operator", OPERATORS)

@@ -115,8 +115,9 @@ def test_a_library_of_something_else(folder: Path, monkeypatch: pytest.MonkeyPat
 
 
 @needs_the_library
-def test_a_library_of_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_library, "ABI_VERSION", _library.ABI_VERSION + 1)
+@pytest.mark.parametrize("newer", [-1, 1])
+def test_a_library_of_another_version(monkeypatch: pytest.MonkeyPatch, newer: int) -> None:
+    monkeypatch.setattr(_library, "ABI_VERSION", _library.ABI_VERSION + newer)
     assert_unusable(monkeypatch, f"this package needs {_library.ABI_VERSION}: reinstall")
 
 

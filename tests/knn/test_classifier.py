@@ -473,6 +473,20 @@ def test_early_stopping_measures_on_samples_set_aside() -> None:
         quick(early_stopping=True).fit(X[:2], [0, 1])
 
 
+def test_only_the_steps_of_the_training_are_in_training_mode() -> None:
+    """Nothing is dropped where samples set aside are measured, or predicted."""
+    modes = set()
+
+    class Noting(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            modes.add((torch.is_grad_enabled(), self.training))
+            return super().forward(x)
+
+    X, y = blobs()
+    quick(network=lambda shape: Noting(*shape, 3), early_stopping=True).fit(X, y).predict(X)
+    assert modes == {(True, True), (False, False)}
+
+
 def test_few_samples() -> None:
     X, _ = blobs()
     for n in (2, 3, 5, 11):

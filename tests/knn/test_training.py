@@ -91,6 +91,19 @@ def test_the_result_depends_on_the_seed_alone() -> None:
     assert finish(make(40, batch_size=10, seed=1)) != first
 
 
+def test_every_step_draws_anew() -> None:
+    drawn = []
+
+    def note(inputs: Tensor) -> Tensor:
+        drawn.append(torch.rand(()).item())
+        return inputs
+
+    training = make(40, batch_size=10)
+    training.augment = note
+    finish(training)
+    assert len(set(drawn)) == training.total_steps
+
+
 def test_the_global_generator_is_left_alone() -> None:
     training = make(40, batch_size=10)
     before = torch.get_rng_state()

@@ -254,6 +254,10 @@ ONES = torch.ones(4)
             "eps must be in ascending order; sort it, and bias and bound with it",
         ),
         (
+            lambda a: plotting.draw_bias(a, [0.1, 0.1], [0.1, 0.1], [1.0, 1.0]),
+            "eps must be in ascending order",
+        ),
+        (
             lambda a: plotting.draw_bias(a, [1.0], [0.5], [0.0]),
             "bound must be positive, found 0",
         ),
@@ -564,10 +568,10 @@ def test_one_curve_need_not_be_in_a_list(axes: Axes) -> None:
 def test_a_query_is_joined_to_its_neighbours(axes: Axes) -> None:
     points = torch.tensor([[0.0, 1.0], [2.0, 0.0], [5.0, 5.0]])
     query = [1.0, 3.0]
-    plotting.draw_neighbours(axes, points, query, [1.0, 0.25, 0.0], [0, 1, 1], names=["a", "b"])
+    plotting.draw_neighbours(axes, points, query, [1.0, 0.0, 0.25], [0, 1, 1], names=["a", "b"])
     first, second, lines, star = axes.collections
     ends = [segment.tolist() for segment in lines.get_segments()]
-    assert ends == [[query, point] for point in points[:2].tolist()]  # and none for a share of zero
+    assert ends == [[query, point] for point in points[::2].tolist()]  # none for a share of zero
     widths = lines.get_linewidths()
     assert widths[1] == pytest.approx(widths[0] / 4)
     assert lines.get_alpha().tolist() == [1.0, 0.25]

@@ -8,6 +8,7 @@ import torch
 from tiny_decoder import Tiny
 
 from softtopk.seq2seq import beam_search
+from softtopk.seq2seq._candidates import BLOCK, largest
 
 
 def sequences(found, sentence):
@@ -184,3 +185,14 @@ def test_other_numbers_for_the_special_tokens():
     )
     assert torch.equal(found.tokens, names[expected.tokens])
     torch.testing.assert_close(found.scores, expected.scores)
+
+
+@pytest.mark.parametrize("left", [0, 1, 20])
+def test_the_largest_of_a_long_row_are_found_in_blocks(left):
+    """Also among the elements that are left over when blocks are made."""
+    n, m = 40 * BLOCK + left, 9
+    x = torch.stack([torch.arange(n), -torch.arange(n), torch.randperm(n)]).double()
+    values, places = largest(x, m)
+    expected = x.topk(m, dim=1)
+    assert torch.equal(values, expected.values)
+    assert torch.equal(places, expected.indices)

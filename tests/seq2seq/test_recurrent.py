@@ -44,6 +44,13 @@ class TestBothCells:
         torch.testing.assert_close(net(more, INPUTS), expected)
         torch.testing.assert_close(net(SOURCE[1:, :3], INPUTS[1:]), expected[1:])
 
+    def test_the_decoder_starts_from_what_was_read_backwards(self, cell):
+        """That has seen the whole source when it is back at the first token."""
+        net = model(cell)
+        memory, state = net.encode(SOURCE)
+        first = state[0] if cell == "lstm" else state
+        torch.testing.assert_close(first, torch.tanh(net.bridge(memory.values[:, 0, 5:])))
+
     def test_hypotheses_of_a_sentence_are_apart(self, cell):
         """k of them in one call, or each in a call of its own."""
         net = model(cell)

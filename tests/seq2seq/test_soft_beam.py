@@ -422,6 +422,25 @@ def test_the_gradient_through_the_selection_is_bounded():
     assert sizes[1] == pytest.approx(sizes[2], rel=0.01)
 
 
+def test_the_bound_is_in_units_of_a_token():
+    """The loss is a mean over tokens: of a sentence three times it has the gradient of one."""
+    decoder = Tiny(0, sharpness=0.3)
+    gold = torch.randint(4, 6, (1, 30), generator=torch.Generator().manual_seed(0))
+    gold[:, -1] = 3
+    found = []
+    for times in (1, 3):
+        loss = soft_beam_loss(
+            *(decoder.step, decoder.state([0] * times), decoder.embedding),
+            gold.expand(times, -1),
+            beam_size=3,
+            eps=0.1,
+            selection_clip=1e-3,
+        )
+        found.append(torch.autograd.grad(loss, decoder.inputs))
+    for one, three in zip(*found, strict=True):
+        torch.testing.assert_close(three, one)
+
+
 def test_the_bound_is_that_of_a_row():
     generator = torch.Generator().manual_seed(0)
     x, directions = torch.randn(2, 4, 5, dtype=torch.float64, generator=generator)
@@ -431,6 +450,9 @@ def test_the_bound_is_that_of_a_row():
     assert torch.equal(grad[:2], upstream[:2])
     for row, direction in zip(grad[2:], directions[2:], strict=True):
         torch.testing.assert_close(row, 0.5 * direction / direction.norm())
+    # It is a bound of the norm: each of these entries is below it.
+    (grad,) = torch.autograd.grad(_Bounded.apply(x, 0.5), x, torch.full_like(x, 0.3))
+    torch.testing.assert_close(grad, torch.full_like(x, 0.5 / math.sqrt(5)))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

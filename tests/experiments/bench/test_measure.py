@@ -125,12 +125,16 @@ def test_threads_are_pinned_and_given_back(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     monkeypatch.delenv("NPROC", raising=False)
     before, cores = torch.get_num_threads(), available_cores()
-    with pinned_threads(1):
-        assert torch.get_num_threads() == 1
-        assert os.environ["OMP_NUM_THREADS"] == os.environ["NPROC"] == "1"
-        if hasattr(os, "sched_getaffinity"):
-            assert available_cores() == 1
-    assert torch.get_num_threads() == before
+    torch.set_num_threads(2)
+    try:
+        with pinned_threads(1):
+            assert torch.get_num_threads() == 1
+            assert os.environ["OMP_NUM_THREADS"] == os.environ["NPROC"] == "1"
+            if hasattr(os, "sched_getaffinity"):
+                assert available_cores() == 1
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
     assert available_cores() == cores
     assert os.environ["OMP_NUM_THREADS"] == "7"
     assert "NPROC" not in os.environ

@@ -132,6 +132,15 @@ def test_costs_are_predicted_from_the_largest_size_so_far(tmp_path: Path) -> Non
     assert ("topk", 20_000) in tried
 
 
+def test_a_larger_size_that_was_too_slow_says_nothing_of_a_smaller_one(tmp_path: Path) -> None:
+    def trial(peer: Peer, case: Case, **_: Any) -> Probe:
+        return Probe("too slow", "", 9.0) if case == LARGE else Probe("measured", "", 1e-3, 1000)
+
+    record = run(settings(tmp_path, LARGE, SMALL), Silent(), (OURS,), trial)
+    found = [case.of("softtopk") for case in record.cases]
+    assert [one and one.status for one in found] == ["too slow", "measured"]
+
+
 def test_quadratic_costs_are_predicted_as_such(tmp_path: Path) -> None:
     assert runner._work(replace(TOPK, growth=2), LARGE) == 2 * 200**2
     assert runner._work(find_peer("softtopk", "sorted"), Case("sorted", 2, 20, 3)) == 120

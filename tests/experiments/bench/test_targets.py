@@ -85,6 +85,9 @@ def test_time_per_element() -> None:
     assert row.met is False
     assert row.value is not None
     assert row.value.ratio == pytest.approx(2.5)
+    # The quartiles of each are 0.95 and 1.1 of its median: the least and the most that it can be.
+    assert row.value.low == pytest.approx(2.5 * 0.95 / 1.1)
+    assert row.value.high == pytest.approx(2.5 * 1.1 / 0.95)
 
 
 def test_overhead() -> None:

@@ -167,6 +167,16 @@ def test_attention_is_compared_with_that_of_the_same_model(records: Records) -> 
     }
 
 
+def test_attention_is_compared_with_that_from_the_same_weights(records: Records) -> None:
+    records.add("teacher-forcing", 0, 20.0, init="first")
+    records.add("teacher-forcing", 0, 21.0, init="second", attention="soft-topk", attention_k=3)
+    rows = collect(records.runs)
+    assert [softmax_beside(row, rows) for row in rows] == [None, None]
+    records.add("teacher-forcing", 0, 22.0, init="second")
+    rows = collect(records.runs)
+    assert [softmax_beside(row, rows) for row in rows] == [None, rows[2], None]
+
+
 def test_settings_of_the_search_tell_its_rows_apart_only(records: Records) -> None:
     for seed, eps in enumerate((None, 0.1)):  # the same temperature
         records.add("soft-beam", seed, 30.0, eps=eps)
