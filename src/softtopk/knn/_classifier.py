@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .._checks import check_choice
 from ._distances import Metric
-from ._estimator import TRAINING_K, Callback, Doubles, SoftKNNEstimator, Weights
+from ._estimator import Callback, Doubles, SoftKNNEstimator, Weights
 from ._loss import Objective, RelaxationLike
 from ._neighbours import Backend, Index, Ints
 from ._networks import NetworkLike
@@ -232,10 +232,8 @@ class SoftKNNClassifier(ClassifierMixin, SoftKNNEstimator):
             )
         return weights
 
-    def _templates_per_class(self) -> int:
-        # So many that k neighbours of one class exist, but not too many for a step in all.
-        classes = len(self.classes_) if hasattr(self, "classes_") else 1
-        return min(self.n_neighbors or TRAINING_K, max(2, 2000 // classes))
+    def _n_classes(self) -> int:
+        return len(self.classes_) if hasattr(self, "classes_") else 1  # before fit has seen y
 
     def _objective(self) -> Objective:
         return self.objective

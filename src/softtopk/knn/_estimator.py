@@ -31,7 +31,7 @@ from ._loss import KNNObjective, RelaxationLike, check_options
 from ._neighbours import BACKENDS, INDICES, Backend, Floats, Index, Ints, Neighbours
 from ._networks import NetworkLike, drawn_network, given_network
 from ._progress import Progress
-from ._training import Guard, Optimizer, Recipe, Schedule, Training
+from ._training import NEIGHBOURS, Guard, Optimizer, Recipe, Schedule, Training, sizes_for
 from ._validation import Validation
 
 if TYPE_CHECKING:
@@ -43,9 +43,8 @@ Weights = Literal["uniform", "soft"]
 Doubles = npt.NDArray[np.float64]
 
 _ROWS = 1000  # samples that pass through the network at once, outside training
-TRAINING_K = 9  # neighbours, as in the paper
 # The choice of the neighbours that predict: candidates, samples to judge by, samples to look among.
-_CANDIDATES, _QUERIES, _TEMPLATES = (1, 3, 5, TRAINING_K), 2000, 20_000
+_CANDIDATES, _QUERIES, _TEMPLATES = (1, 3, 5, NEIGHBOURS), 2000, 20_000
 
 
 class TrainingWarning(UserWarning):
@@ -288,7 +287,7 @@ class SoftKNNEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         eps: float | None,
         seed: int,
     ) -> Training:
-        k = min(self.n_neighbors or TRAINING_K, recipe.templates_per_class or len(inputs))
+        k = min(self.n_neighbors or NEIGHBOURS, recipe.templates_per_class or len(inputs))
         k = recipe.training_k(k, len(inputs), bool(self.leave_one_out))
         objective = KNNObjective(
             self.network_,
@@ -575,19 +574,17 @@ class SoftKNNEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         return self._new_index()
 
     def _recipe(self, n: int) -> Recipe:
-        """How to train on n samples. The reasons for these numbers are in docs/knn.md."""
-        size = min(max(n // 10, 100), 400)
-        batch = size if self.batch_size is None else int(self.batch_size)
-        templates = size if self.template_size is None else int(self.template_size)
-        epochs = self.epochs
-        if epochs is None:
-            steps = min(max(12 * math.sqrt(n), 200), 4000)
-            epochs = math.ceil(steps / math.ceil(n / max(1, min(batch, n // 2))))
+        """How to train on n samples."""
+        sizes = sizes_for(n, self._n_classes(), int(self.n_neighbors or NEIGHBOURS))
+        if self.batch_size is not None:  # as many steps, whatever their size
+            steps = sizes["epochs"] * math.ceil(n / max(1, min(sizes["batch_size"], n // 2)))
+            batch = max(1, min(int(self.batch_size), n // 2))
+            sizes["epochs"] = math.ceil(steps / math.ceil(n / batch))
+        for name in ("epochs", "batch_size", "template_size"):
+            if getattr(self, name) is not None:
+                sizes[name] = int(getattr(self, name))
         return Recipe(
-            epochs=int(epochs),
-            batch_size=batch,
-            template_size=templates,
-            templates_per_class=self._templates_per_class(),
+            **sizes,
             optimizer=self.optimizer,
             lr=check_number("lr", self.lr),
             momentum=check_number("momentum", self.momentum),
@@ -596,8 +593,8 @@ class SoftKNNEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
             warmup=check_number("warmup", self.warmup),
         )
 
-    def _templates_per_class(self) -> int:
-        """Of every class in a step; 0 if there are no classes."""
+    def _n_classes(self) -> int:
+        """0 if there are none."""
         return 0
 
     def _new_index(self) -> Neighbours:

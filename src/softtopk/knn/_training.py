@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from .._random import drawing_from
 from .._training import SCHEDULES, DivergedError, Steps, mix
 
+NEIGHBOURS = 9  # in training, as in the paper
+
 Optimizer = Literal["sgd", "adamw"]
 Schedule = Literal["constant", "cosine", "linear"]
 
@@ -106,6 +108,26 @@ class Recipe:
         if leave_one_out:  # the queries of the smallest batch, without the one in question
             templates += n // math.ceil(n / queries) - 1
         return min(k, max(1, templates // 2))
+
+
+def sizes_for(n: int, classes: int = 0, k: int = NEIGHBOURS) -> dict[str, int]:
+    """The sizes of a `Recipe` for n samples of any kind; docs/knn.md has the reasons.
+
+    A step has n / 10 queries and as many templates, but 100 to 400 of each, and of every class as
+    many templates as there are neighbours, or 2000 / classes. There are 12 √n steps, but 200 to
+    4000.
+
+    >>> sizes_for(10_000, classes=5)
+    {'epochs': 48, 'batch_size': 400, 'template_size': 400, 'templates_per_class': 9}
+    """
+    size = min(max(n // 10, 100), 400)
+    steps = min(max(12 * math.sqrt(n), 200), 4000)
+    return {
+        "epochs": math.ceil(steps / math.ceil(n / max(1, min(size, n // 2)))),
+        "batch_size": size,
+        "template_size": size,
+        "templates_per_class": min(k, max(2, 2000 // classes)) if classes else 0,
+    }
 
 
 class Training(Steps):
