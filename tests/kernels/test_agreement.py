@@ -286,6 +286,7 @@ def test_several_threads_at_once(operator):
 @pytest.mark.parametrize("operator", OPERATORS)
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit:FutureWarning")  # of torch 2.15
 def test_what_is_traced_happens_in_sight(operator):
     """A tracer sees torch's operations only: a native call would leave its result out."""
     scores, others = torch.randn(3, 20), torch.randn(3, 20)

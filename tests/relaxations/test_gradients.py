@@ -5,7 +5,7 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 from softtopk import Sinkhorn
-from softtopk.relaxations import hard_topk, relaxed_subset, sinkhorn_sort
+from softtopk.relaxations import hard_topk, neural_sort, relaxed_subset, sinkhorn_sort
 
 MASK = torch.tensor([[1, 1, 0, 1, 1, 1], [1, 0, 1, 1, 1, 0]]).bool()
 
@@ -23,6 +23,17 @@ def test_scores(any_relaxation, k, mask):
 
     assert gradcheck(function, leaf(2, 6), check_forward_ad=True)
     assert gradgradcheck(function, leaf(2, 6))
+
+
+def test_ties_have_the_derivative_for_the_order_of_the_sort():
+    tied = torch.tensor([1.0, 0.3, 1.0, -0.2, 0.3], dtype=torch.float64)
+    apart = tied - 1e-9 * torch.arange(5)
+    weights = torch.randn(5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    slopes = [
+        torch.func.grad(lambda x: (neural_sort(x, 2, eps=0.7) * weights).sum())(scores)
+        for scores in (tied, apart)
+    ]
+    torch.testing.assert_close(*slopes, rtol=0, atol=1e-6)
 
 
 def test_the_sort_by_sinkhorns_algorithm():

@@ -94,7 +94,9 @@ def _first_rows(rows: Candidates, x: Tensor) -> Tensor:
     order = keys.argsort(dim=-1, descending=True, stable=True)
     ordered = x.gather(-1, order)
     inside = torch.arange(rows.n, device=x.device) < rows.size
-    gaps = ((ordered[..., :-1] - ordered[..., 1:]) / rows.eps).clamp(0.0, CUTOFF)
+    # The lower bound is below the gap of a tie: at a bound, clamp's derivative depends on torch's
+    # version. Only gaps of what is masked are negative, and those are filled.
+    gaps = ((ordered[..., :-1] - ordered[..., 1:]) / rows.eps).clamp(-1.0, CUTOFF)
     gaps = gaps.masked_fill(~inside[..., 1:], 0.0).unsqueeze(-2)
 
     steps = torch.arange(rows.n - 1, device=x.device)

@@ -53,7 +53,9 @@ def successive_softmax(
     removed_in = removed_in.scatter(-1, index, rounds.expand_as(index)).unsqueeze(-2)
     left = rows.part.unsqueeze(-2) & (removed_in >= rounds.unsqueeze(-1))  # (..., k, n)
     # Measured from the winner of its round an exponent near it keeps all its digits. A winner of
-    # -inf is one of a round without anybody left; the clamp takes care of it.
+    # -inf is one of a round without anybody left; the clamp takes care of it. Its upper bound is
+    # above the winner's exponent of zero: at a bound, clamp's derivative depends on the version of
+    # torch.
     distance = rows.scores.unsqueeze(-2) - best.unsqueeze(-1)
-    exponents = (distance / rows.eps).clamp(-CUTOFF, 0.0)
+    exponents = (distance / rows.eps).clamp(-CUTOFF, 1.0)
     return rows.settle(softmax(exponents, left).sum(-2))
