@@ -111,7 +111,8 @@ class SoftKNNClassifier(ClassifierMixin, SoftKNNEstimator):
         n_iter_: Epochs done. There are none if all samples are of one class.
         best_epoch_: The epoch, counted from 1, whose weights were taken, with early stopping.
         n_neighbors_: The neighbours that vote in prediction, at most the number of samples. In
-            training there are at most half the templates of a query.
+            training there are at most half the templates of a query, and at most 2000 / n_classes,
+            but 2 in any case.
         n_features_in_: Columns of X; channels × height × width for images.
         feature_names_in_: Names of the columns, if X has any.
         input_shape_: Shape of a sample as the network gets it.
@@ -235,7 +236,7 @@ class SoftKNNClassifier(ClassifierMixin, SoftKNNEstimator):
     def _templates_per_class(self) -> int:
         # So many that k neighbours of one class exist, but not too many for a step in all.
         classes = len(self.classes_) if hasattr(self, "classes_") else 1
-        return min(self.n_neighbors or TRAINING_K, max(2, 2000 // classes))
+        return min(int(self.n_neighbors or TRAINING_K), max(2, 2000 // classes))
 
     def _objective(self) -> Objective:
         return self.objective
