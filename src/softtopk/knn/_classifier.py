@@ -36,7 +36,7 @@ class SoftKNNClassifier(ClassifierMixin, SoftKNNEstimator):
             random: the module itself never changes. A function is called by every ``fit``, and
             ``random_state`` decides what random weights it makes. None is `default_network`.
         n_neighbors: How many neighbours vote. None takes 9 in training, as the paper does, and in
-            prediction as many as serve plain kNN on X best, out of 1, 3, 5, 9, 15 and 25: see
+            prediction as many as serve plain kNN on X best, out of 1, 3, 5 and 9: see
             ``n_neighbors_``.
         weights: ``"uniform"``: each of the k nearest has one vote, so that probabilities are
             multiples of 1 / k. ``"soft"``: the votes are the soft top-k A of the distances at the

@@ -45,7 +45,7 @@ Doubles = npt.NDArray[np.float64]
 _ROWS = 1000  # samples that pass through the network at once, outside training
 TRAINING_K = 9  # neighbours, as in the paper
 # The choice of the neighbours that predict: candidates, samples to judge by, samples to look among.
-_CANDIDATES, _QUERIES, _TEMPLATES = (1, 3, 5, 9, 15, 25), 2000, 20_000
+_CANDIDATES, _QUERIES, _TEMPLATES = (1, 3, 5, TRAINING_K), 2000, 20_000
 
 
 class SoftKNNEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator, ABC):
