@@ -72,6 +72,6 @@ def test_the_images_held_out_are_those_of_the_seed(monkeypatch: pytest.MonkeyPat
     settings = make_settings({"threads": 1, "holdout": 100})
     data = images.load("digits", None, subset=None, seed=0)
     monkeypatch.setattr(images, "load", lambda *_, **__: data)
-    held_out = [load(settings, None, None, seed).test.images for seed in (3, 3, 4)]
+    held_out = [load(settings, None, None, seed).test.inputs for seed in (3, 3, 4)]
     assert torch.equal(held_out[0], held_out[1])
     assert not torch.equal(held_out[0], held_out[2])
