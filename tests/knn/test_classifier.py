@@ -81,7 +81,7 @@ def test_attributes() -> None:
 
 def test_the_methods_agree() -> None:
     X, y = blobs()
-    model = quick(n_neighbors=4).fit(X, y)
+    model = quick(n_neighbors=4, weights="uniform").fit(X, y)
     features = model.transform(X[:20])
     assert features.dtype == np.float32
     np.testing.assert_allclose(features, quick(n_neighbors=4).fit_transform(X, y)[:20], rtol=1e-4)
@@ -102,7 +102,7 @@ def test_the_methods_agree() -> None:
 def test_training_samples_are_not_their_own_neighbours() -> None:
     X, y = blobs(40)
     X[1] = X[0]  # two that are equal
-    model = quick().fit(X, y)
+    model = quick(n_neighbors=9).fit(X, y)
     distances, found = model.kneighbors(n_neighbors=5)
     assert (found != np.arange(40)[:, None]).all()
     assert found[0, 0] == 1
@@ -491,10 +491,14 @@ def test_few_samples() -> None:
     X, _ = blobs()
     for n in (2, 3, 5, 11):
         labels = np.arange(n) % 2
-        model = quick(early_stopping=n > 3).fit(X[:n], labels)
-        assert model.n_neighbors_ == min(9, n)
-        assert model.predict_proba(X).shape == (90, 2)
-        assert np.isfinite(model.transform(X)).all()
+        for k in (None, 9):
+            model = quick(early_stopping=n > 3, n_neighbors=k).fit(X[:n], labels)
+            assert model.n_neighbors_ in ((min(9, n),) if k else range(1, n))
+            shares = model.predict_proba(X)
+            assert shares.shape == (90, 2)
+            np.testing.assert_allclose(shares.sum(1), 1)
+            assert np.isfinite(model.transform(X)).all()
+            assert model.kneighbors(return_distance=False).shape[0] == n
     single = quick().fit(X[:1], [3])
     assert single.n_iter_ == 0
     assert (single.predict(X) == 3).all()
@@ -510,7 +514,7 @@ def test_progress_in_text(capsys: pytest.CaptureFixture[str]) -> None:
     quick(early_stopping=True, verbose=1).fit(X, y)
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3
-    assert lines[0].startswith("epoch 1/3  loss -0.")
+    assert lines[0].startswith("epoch 1/3  loss 0.")
     assert "  validation_accuracy 0." in lines[0]
 
 
@@ -567,7 +571,7 @@ def test_progress_as_a_bar(
         ({"device": None}, ValueError, "device must be .*, got device=None"),
         ({"warm_start": 1}, TypeError, "warm_start must be True or False, got 1"),
         ({"callback": "print"}, TypeError, "callback must be a function or None, got callback='pr"),
-        ({"weights": "distance"}, ValueError, "weights must be one of 'uniform', 'soft', got 'dis"),
+        ({"weights": "distance"}, ValueError, "weights must be one of None, 'uniform', 'soft'"),
         (
             {"weights": "soft", "relaxation": "neural-sort"},
             ValueError,

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from softtopk import log_soft_topk, soft_topk
+from softtopk import eps_for, log_soft_topk, soft_topk
 from softtopk.knn import (
     DivergedError,
     KNNObjective,
@@ -19,6 +19,7 @@ from softtopk.knn import (
 )
 from softtopk.relaxations import names
 
+ROW = {"normalize": "row"}
 EPS = {"neural-sort": 1.0, "stochastic-neural-sort": 1.0, "sinkhorn-sort": 0.05}
 
 
@@ -34,9 +35,11 @@ def sigmoid(x: float) -> float:
     return 1 / (1 + math.exp(-x)) if x > 0 else math.exp(x) / (1 + math.exp(x))
 
 
-def oracle_indicator(scores: list[float], k: int, eps: float) -> list[float]:
-    """SOFT top-k with the cost of the row normalised, by bisection for the threshold."""
-    largest = max((x - y) ** 2 for x in scores for y in (0, 1))
+def oracle_indicator(
+    scores: list[float], k: int, eps: float, normalized: bool = True
+) -> list[float]:
+    """SOFT top-k by bisection for the threshold; the cost of the row is normalised by default."""
+    largest = max((x - y) ** 2 for x in scores for y in (0, 1)) if normalized else 1.0
     tau = eps * largest / 2
     low, high = min(scores) - 100 * tau, max(scores) + 100 * tau
     for _ in range(200):
@@ -52,12 +55,14 @@ def oracle_indicator(scores: list[float], k: int, eps: float) -> list[float]:
     return [sigmoid((x - low) / tau) for x in scores]
 
 
-def oracle_votes(queries, templates, template_labels, k, eps, classes, excluded=()):
+def oracle_votes(
+    queries, templates, template_labels, k, eps, classes, excluded=(), normalized=True
+):
     votes = np.zeros((len(queries), classes))
     for i, q in enumerate(queries.tolist()):
         left = [j for j in range(len(templates)) if (i, j) not in excluded]
         scores = [-math.dist(q, templates[j].tolist()) for j in left]
-        for j, a in zip(left, oracle_indicator(scores, k, eps), strict=True):
+        for j, a in zip(left, oracle_indicator(scores, k, eps, normalized), strict=True):
             votes[i, int(template_labels[j])] += a / k
     return votes
 
@@ -67,7 +72,7 @@ def oracle_votes(queries, templates, template_labels, k, eps, classes, excluded=
 def test_votes_and_losses_against_loops(k: int, eps: float | None) -> None:
     queries, query_labels, templates, template_labels = data()
     votes = oracle_votes(queries, templates, template_labels, k, eps or 1e-3, 3)
-    found = soft_vote(queries, templates, template_labels, k, classes=3, eps=eps)
+    found = soft_vote(queries, templates, template_labels, k, classes=3, eps=eps, options=ROW)
     np.testing.assert_allclose(found, votes, atol=1e-9)
     np.testing.assert_allclose(found.sum(1), 1)
     own = votes[np.arange(6), query_labels]
@@ -79,9 +84,40 @@ def test_votes_and_losses_against_loops(k: int, eps: float | None) -> None:
         ):
             loss = knn_loss(
                 queries, query_labels, templates, template_labels, k,
-                objective=objective, reduction=reduction, eps=eps,
+                objective=objective, reduction=reduction, eps=eps, options=ROW,
             )  # fmt: skip
             np.testing.assert_allclose(loss, expected, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("k", [1, 3, 8])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_by_default_about_2k_templates_are_undecided(k: int, scale: float) -> None:
+    queries, query_labels, templates, template_labels = data(7, 60)
+    queries, templates = scale * queries, scale * templates
+    scores = -torch.cdist(queries, templates)
+    eps = eps_for(scores, k, width=2 * k, per_row=False)
+    chosen = np.array([oracle_indicator(row, k, eps, normalized=False) for row in scores.tolist()])
+    undecided = ((chosen > 0.05) & (chosen < 0.95)).sum(1)
+    assert abs(np.median(undecided) - 2 * k) <= 1 + 0.3 * k
+    votes = oracle_votes(queries, templates, template_labels, k, eps, 3, normalized=False)
+    found = soft_vote(queries, templates, template_labels, k, classes=3)
+    np.testing.assert_allclose(found, votes, atol=1e-9)
+    own = votes[np.arange(7), query_labels]
+    for objective, losses in (("vote", -own), ("nll", -np.log(own))):
+        loss = knn_loss(
+            queries, query_labels, templates, template_labels, k,
+            objective=objective, reduction="none",
+        )  # fmt: skip
+        np.testing.assert_allclose(loss, losses, rtol=1e-6)
+
+
+def test_fewer_templates_than_the_width() -> None:
+    queries, _, templates, template_labels = data()
+    scores = -torch.cdist(queries, templates)
+    eps = eps_for(scores, 8, width=9, per_row=False)  # of 9 templates
+    votes = oracle_votes(queries, templates, template_labels, 8, eps, 3, normalized=False)
+    found = soft_vote(queries, templates, template_labels, 8, classes=3)
+    np.testing.assert_allclose(found, votes, atol=1e-9)
 
 
 @pytest.mark.parametrize("objective", ["vote", "nll"])
@@ -176,13 +212,20 @@ def test_options_reach_the_relaxation() -> None:
             objective="vote", eps=eps, options=options, reduction="none",
         )  # fmt: skip
         torch.testing.assert_close(loss, expected)
-    # Without a normalised cost the paper's eps means nothing, and the operator's own is taken.
-    expected = -(soft_topk(scores, 3) * same).sum(1) / 3
-    loss = knn_loss(
-        queries, labels, templates, template_labels, 3,
-        objective="vote", options={"normalize": None}, reduction="none",
-    )  # fmt: skip
-    torch.testing.assert_close(loss, expected)
+    # With a normalised cost eps is the paper's; without, it is calibrated.
+    calibrated = eps_for(scores, 3, width=6, per_row=False)
+    for options, eps in (
+        ({"normalize": "batch"}, 1e-3),
+        ({"normalize": "row"}, 1e-3),
+        ({"normalize": None}, calibrated),
+        (None, calibrated),
+    ):
+        expected = -(soft_topk(scores, 3, eps=eps, **(options or {})) * same).sum(1) / 3
+        loss = knn_loss(
+            queries, labels, templates, template_labels, 3,
+            objective="vote", options=options, reduction="none",
+        )  # fmt: skip
+        torch.testing.assert_close(loss, expected)
 
 
 def test_options_of_a_function_that_does_not_name_them() -> None:
@@ -201,16 +244,32 @@ def test_a_query_is_not_its_own_template() -> None:
     diagonal = [(i, i) for i in range(9)]
     expected = oracle_votes(features, features, labels, 3, 1e-3, 3, excluded=diagonal)
     ids = torch.arange(9) * 7
-    same_tensor = soft_vote(features, features, labels, 3, classes=3)
+    same_tensor = soft_vote(features, features, labels, 3, classes=3, options=ROW)
     by_ids = soft_vote(
-        features, features.clone(), labels, 3, classes=3, query_ids=ids, template_ids=ids
-    )
+        features, features.clone(), labels, 3, classes=3, query_ids=ids, template_ids=ids,
+        options=ROW,
+    )  # fmt: skip
     np.testing.assert_allclose(same_tensor, expected, atol=1e-9)
     np.testing.assert_allclose(by_ids, expected, atol=1e-9)
-    counted = soft_vote(features, features.clone(), labels, 3, classes=3)
+    counted = soft_vote(features, features.clone(), labels, 3, classes=3, options=ROW)
     assert (counted - by_ids).abs().max() > 0.1
-    loss = knn_loss(features, labels, features, labels, 3, objective="vote", reduction="none")
+    loss = knn_loss(
+        features, labels, features, labels, 3, objective="vote", reduction="none", options=ROW
+    )
     np.testing.assert_allclose(loss, -expected[np.arange(9), labels], atol=1e-9)
+
+
+def test_the_calibration_leaves_out_what_is_excluded() -> None:
+    features, labels, _, _ = data(m=30)
+    distances = torch.cdist(features, features)
+    others = torch.stack([torch.cat([row[:i], row[i + 1 :]]) for i, row in enumerate(distances)])
+    eps = eps_for(-others, 3, width=6, per_row=False)
+    excluded = [(i, i) for i in range(30)]
+    expected = oracle_votes(
+        features, features, labels, 3, eps, 3, excluded=excluded, normalized=False
+    )
+    found = soft_vote(features, features, labels, 3, classes=3)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
 def test_views_of_the_same_memory_are_the_same_tensor() -> None:
@@ -268,7 +327,7 @@ def test_ids_exclude_copies_too() -> None:
     excluded = [(i, j) for i in range(8) for j in range(8) if ids[i] == ids[j]]
     expected = oracle_votes(features, features, labels, 3, 1e-3, 3, excluded=excluded)
     for given in ({"query_ids": ids}, {"template_ids": ids}):
-        found = soft_vote(features, features, labels, 3, classes=3, **given)
+        found = soft_vote(features, features, labels, 3, classes=3, options=ROW, **given)
         np.testing.assert_allclose(found, expected, atol=1e-9)
     different = soft_vote(
         features, features, labels, 3, classes=3, query_ids=ids, template_ids=ids + 100
@@ -282,8 +341,8 @@ def test_far_from_the_own_class_the_gradient_does_not_vanish() -> None:
     query = torch.zeros(1, 1, requires_grad=True)
     templates = torch.tensor([[-0.1], [-0.2], [-0.3], [50.0]])
     arguments = (query, torch.ones(1).long(), templates, torch.tensor([0, 0, 0, 1]), 2)
-    assert knn_loss(*arguments, eps=1e-4, objective="vote") == 0
-    loss = knn_loss(*arguments, eps=1e-4, objective="nll")
+    assert knn_loss(*arguments, eps=1e-4, objective="vote", options=ROW) == 0
+    loss = knn_loss(*arguments, eps=1e-4, objective="nll", options=ROW)
     (gradient,) = torch.autograd.grad(loss, query)
     assert loss > 300
     assert gradient.item() < -0.1  # to the right, where the class is
@@ -475,9 +534,9 @@ def test_the_objective_is_the_loss_of_the_queries_among_the_templates() -> None:
         KNNObjective(torch.nn.Unflatten(1, (2, 2)), 3)(inputs, labels, 8)
     with pytest.raises(ValueError, match="objective must be one of"):
         KNNObjective(network, objective="ce")
-    assert "k=9, relaxation='soft-topk', metric='euclidean', normalize='row', eps=0.001" in repr(
-        KNNObjective(network)
-    )
+    settings = "k=9, relaxation='soft-topk', metric='euclidean', normalize="
+    assert f"{settings}'row', eps=0.001" in repr(KNNObjective(network, options=ROW))
+    assert f"{settings}None, objective='vote'" in repr(KNNObjective(network))
 
 
 def test_training_separates_classes() -> None:

@@ -29,7 +29,7 @@ def quick(**settings) -> SoftKNNRegressor:
 def test_on_fixed_features_it_is_that_of_scikit_learn(shape: tuple[int, ...]) -> None:
     X, y = data()
     y = y if not shape else np.stack([y * (i + 1) + X[:, i] for i in range(*shape)], axis=1)
-    model = quick(lr=0.0, n_neighbors=4).fit(X[:200], y[:200])
+    model = quick(lr=0.0, n_neighbors=4, weights="uniform").fit(X[:200], y[:200])
     plain = KNeighborsRegressor(4).fit(model.transform(X[:200]), y[:200])
     predicted = model.predict(X[200:])
     assert predicted.shape == (100, *shape)
@@ -77,7 +77,9 @@ def test_the_unit_of_the_target_does_not_matter(power: float) -> None:
 def test_early_stopping_takes_the_smallest_error() -> None:
     X, y = data()
     seen: list[dict] = []
-    model = quick(early_stopping=True, epochs=8, callback=seen.append).fit(X, y)
+    model = quick(
+        early_stopping=True, epochs=8, callback=seen.append, n_neighbors=9, weights="uniform"
+    ).fit(X, y)
     errors = [facts["validation_error"] for facts in model.history_]
     assert np.argmin(errors) == model.best_epoch_ - 1
     assert set(seen[0]) == {"epoch", "epochs", "loss", "validation_error"}

@@ -61,7 +61,15 @@ def test_everything_is_there_again(names: np.ndarray, path: Path, monkeypatch) -
         np.testing.assert_array_equal(getattr(again, method)(frame), getattr(model, method)(frame))
     np.testing.assert_array_equal(again.kneighbors()[1], model.kneighbors()[1])
     assert again.classes_.dtype == model.classes_.dtype
-    for name in ("history_", "eps_", "n_iter_", "best_epoch_", "input_shape_", "n_features_in_"):
+    for name in (
+        "history_",
+        "eps_",
+        "n_iter_",
+        "n_neighbors_",
+        "best_epoch_",
+        "input_shape_",
+        "n_features_in_",
+    ):
         assert getattr(again, name) == getattr(model, name)
     assert again.feature_names_in_.tolist() == list("abcdef")
     with pytest.raises(ValueError, match="feature names"):

@@ -245,3 +245,35 @@ def test_guard_lets_a_noisy_training_be(sign: int) -> None:
         noise = 0.3 * torch.randn((), generator=generator).item()
         guard.follow(sign * 0.5 + 2 * math.exp(-step / 50) + noise)
     assert not guard.worse
+
+
+def test_guard_needs_some_steps() -> None:
+    """A single loss is no average."""
+    guard = Guard(nn.Linear(1, 1), steps=9)
+    for loss in (1.0, 5.0, 5.0, 5.0, 5.0, 5.0, 5.0, 5.0, 5.0):
+        guard.follow(loss)
+    assert not guard.worse
+    assert not guard.weights
+    guard.restore()  # nothing
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e4, 1e30])
+def test_guard_lets_losses_of_long_tails_be(scale: float) -> None:
+    for seed in range(20):
+        guard = Guard(nn.Linear(1, 1), steps=200)
+        generator = torch.Generator().manual_seed(seed)
+        for _ in range(200):
+            guard.follow(scale * math.exp(torch.randn((), generator=generator).item()))
+        assert not guard.worse
+
+
+@pytest.mark.parametrize("steps", [40, 200, 4000])
+@pytest.mark.parametrize("base", [-0.9, 0.1, 3.0])
+def test_guard_sees_a_collapse_in_the_last_steps(steps: int, base: float) -> None:
+    guard = Guard(nn.Linear(1, 1), steps=steps)
+    generator = torch.Generator().manual_seed(0)
+    for step in range(steps):
+        noise = 0.1 * torch.randn((), generator=generator).item()
+        guard.follow(base + noise + (4.0 if step >= 0.8 * steps else 0.0))
+    assert guard.worse
+    assert guard.best == pytest.approx(base, abs=0.1)

@@ -76,14 +76,16 @@ def test_weights_make_a_difference_to_what_is_learned() -> None:
 def test_a_vote_counts_as_much_as_its_weight() -> None:
     X, y = uneven(80)
     weights = np.random.default_rng(0).uniform(0, 3, 80)
-    model = quick(n_neighbors=5, class_weight={0: 1.0, 1: 4.0}).fit(X, y, weights)
+    model = quick(n_neighbors=5, weights="uniform", class_weight={0: 1.0, 1: 4.0}).fit(
+        X, y, weights
+    )
     found = model.kneighbors(X, return_distance=False)
     counts = weights * np.array([1.0, 4.0])[y]
     votes = np.stack([(counts * (y == c))[found].sum(1) for c in (0, 1)], axis=1)
     expected = votes / votes.sum(1, keepdims=True)
     np.testing.assert_allclose(model.predict_proba(X), expected)
     target = X[:, 0] + 5
-    regressor = quick(SoftKNNRegressor, n_neighbors=5).fit(X, target, weights)
+    regressor = quick(SoftKNNRegressor, n_neighbors=5, weights="uniform").fit(X, target, weights)
     found = regressor.kneighbors(X, return_distance=False)
     mean = [np.average(target[row], weights=weights[row]) for row in found]
     np.testing.assert_allclose(regressor.predict(X), mean)
@@ -93,7 +95,7 @@ def test_without_a_neighbour_that_counts_all_count() -> None:
     X, y = uneven(80)
     weights = np.zeros(80)
     weights[0] = 1
-    model = quick(n_neighbors=3).fit(X, y, weights)
+    model = quick(n_neighbors=3, weights="uniform").fit(X, y, weights)
     found = model.kneighbors(X, return_distance=False)
     shares = model.predict_proba(X)
     counted = (found == 0).any(1)
@@ -102,11 +104,12 @@ def test_without_a_neighbour_that_counts_all_count() -> None:
     np.testing.assert_allclose(shares[~counted, 1], y[found].mean(1)[~counted])
 
 
-def test_balanced_classes_are_found_more_evenly() -> None:
-    X, y = uneven(1200)
+@pytest.mark.parametrize("k", [None, 9])
+def test_balanced_classes_are_found_more_evenly(k: int | None) -> None:
+    X, y = uneven(1200, seed=1)
     scores = []
     for class_weight in (None, "balanced"):
-        model = quick(epochs=10, class_weight=class_weight).fit(X[::2], y[::2])
+        model = quick(epochs=10, n_neighbors=k, class_weight=class_weight).fit(X[::2], y[::2])
         scores.append(balanced_accuracy_score(y[1::2], model.predict(X[1::2])))
     assert scores[1] > scores[0] + 0.03
 

@@ -62,8 +62,8 @@ class SoftKNNClassifier(ClassifierMixin, SoftKNNEstimator):
             of four dimensions needs none.
         standardize: Shift and scale the input to mean 0 and deviation 1: every column, or every
             channel of images.
-        epochs: How often the training goes through all samples. None is as many as make 12 √n
-            steps, but 200 to 4000.
+        epochs: How often the training goes through all samples. None is as many as make 8 √n
+            steps, but 50 to 4000.
         batch_size: Queries in a step. None is n / 10, but 100 to 400.
         template_size: Templates in a step, drawn from the samples that are not among the queries.
             None is n / 10, but 100 to 400. To these come more of the classes that have too few: at
@@ -111,7 +111,8 @@ class SoftKNNClassifier(ClassifierMixin, SoftKNNEstimator):
         n_iter_: Epochs done. There are none if all samples are of one class.
         best_epoch_: The epoch, counted from 1, whose weights were taken, with early stopping.
         n_neighbors_: The neighbours that vote in prediction, at most the number of samples. In
-            training there are at most half the templates of a query.
+            training there are at most half the templates of a query, and at most 2000 / n_classes,
+            but 2 in any case.
         n_features_in_: Columns of X; channels × height × width for images.
         feature_names_in_: Names of the columns, if X has any.
         input_shape_: Shape of a sample as the network gets it.

@@ -31,7 +31,16 @@ from ._loss import KNNObjective, RelaxationLike, check_options
 from ._neighbours import BACKENDS, INDICES, Backend, Floats, Index, Ints, Neighbours
 from ._networks import NetworkLike, drawn_network, given_network
 from ._progress import Progress
-from ._training import NEIGHBOURS, Guard, Optimizer, Recipe, Schedule, Training, sizes_for
+from ._training import (
+    NEIGHBOURS,
+    Guard,
+    Optimizer,
+    Recipe,
+    Schedule,
+    Training,
+    TrainingWarning,
+    sizes_for,
+)
 from ._validation import Validation
 
 if TYPE_CHECKING:
@@ -45,10 +54,6 @@ Doubles = npt.NDArray[np.float64]
 _ROWS = 1000  # samples that pass through the network at once, outside training
 # The choice of the neighbours that predict: candidates, samples to judge by, samples to look among.
 _CANDIDATES, _QUERIES, _TEMPLATES = (1, 3, 5, NEIGHBOURS), 2000, 20_000
-
-
-class TrainingWarning(UserWarning):
-    """A training got worse, and its best weights were taken."""
 
 
 class SoftKNNEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator, ABC):
@@ -246,11 +251,15 @@ class SoftKNNEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         if most < 1:
             return 1
         found = _without_self(self._new_index().fit(x), x, most, _QUERIES)[1]
+        counted = None if weights is None else weights[: len(found)]
+        if counted is not None and not counted.any():
+            counted = None
         quality = {}
         for k in (k for k in _CANDIDATES if k <= most):
             near = found[:, :k]
             pull = _counting(np.ones(near.shape), weights, near)
-            value = self._measure(self._combine(targets[near], pull), targets[: len(near)], None)
+            predicted = self._combine(targets[near], pull)
+            value = self._measure(predicted, targets[: len(near)], counted)
             quality[k] = value if self._MEASURE[1] else -value
         return max(quality, key=quality.__getitem__)
 
@@ -341,7 +350,7 @@ class SoftKNNEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
                 f"the loss rose from {guard.best:.3g} to {guard.average:.3g}: the weights of the"
                 " lowest are taken. Try a smaller lr, or early_stopping=True",
                 TrainingWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
             guard.restore()
 

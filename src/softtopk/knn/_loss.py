@@ -106,7 +106,7 @@ def knn_loss(
     ...     eps=0.1,
     ... )
     >>> loss
-    tensor(-0.6591, grad_fn=<MeanBackward0>)
+    tensor(-0.7381, grad_fn=<MeanBackward0>)
     """
     check_choice("objective", objective, OBJECTIVES)
     check_choice("reduction", reduction, ("mean", "sum", "none"))
@@ -151,8 +151,8 @@ def soft_vote(
     The other arguments are those of `knn_loss`.
 
     >>> templates = torch.tensor([[0.1], [0.4], [0.8]])
-    >>> soft_vote(torch.zeros(1, 1), templates, torch.tensor([0, 1, 1]), 2, eps=0.1)
-    tensor([[0.4804, 0.5196]])
+    >>> soft_vote(torch.zeros(1, 1), templates, torch.tensor([0, 1, 1]), 2, eps=0.2)
+    tensor([[0.4968, 0.5032]])
     """
     check_features("query", query)
     check_features("templates", templates)
@@ -222,7 +222,7 @@ class KNNObjective(Tempered):
         self._selection = _Selection(k, relaxation, eps, metric, options)
         self._selection.check_objective(objective)
         if self._selection.is_calibrated:
-            self._hold(None, 2.0 * k, False)
+            self._hold(None, 2.0 * k, False, like=_scalar_of(network))
 
     def forward(
         self, inputs: Tensor, labels: Tensor, n_queries: int, weights: Tensor | None = None
@@ -426,6 +426,14 @@ class _Selection:
     def __repr__(self) -> str:
         options = ", ".join(f"{name}={value!r}" for name, value in self.options.items())
         return f"k={self.k}, relaxation={self.name!r}, metric={self.metric!r}, {options}"
+
+
+def _scalar_of(network: nn.Module) -> Tensor:
+    """A number where the network is, and of its kind; torch's defaults do not matter."""
+    for parameter in network.parameters():
+        if parameter.is_floating_point():
+            return torch.empty((), dtype=parameter.dtype, device=parameter.device)
+    return torch.empty((), dtype=torch.float32, device="cpu")
 
 
 def _floor(dtype: torch.dtype) -> float:

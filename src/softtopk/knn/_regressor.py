@@ -67,8 +67,10 @@ class SoftKNNRegressor(RegressorMixin, SoftKNNEstimator):
         return np.asarray(np.einsum("nk,nk...->n...", shares, targets))
 
     def _measure(self, predicted: Doubles, targets: Doubles, weights: Doubles | None) -> float:
-        errors = np.square(predicted - targets).reshape(len(targets), -1).mean(1)
-        return float(np.sqrt(np.average(errors, weights=weights)))
+        errors = np.abs(predicted - targets).reshape(len(targets), -1)
+        unit = errors.max() or 1.0  # whose square may be too large, or too small, for a float
+        squares = np.square(errors / unit).mean(1)
+        return float(unit * np.sqrt(np.average(squares, weights=weights)))
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -114,14 +114,13 @@ def sizes_for(n: int, classes: int = 0, k: int = NEIGHBOURS) -> dict[str, int]:
     """The sizes of a `Recipe` for n samples of any kind; docs/knn.md has the reasons.
 
     A step has n / 10 queries and as many templates, but 100 to 400 of each, and of every class as
-    many templates as there are neighbours, or 2000 / classes. There are 12 √n steps, but 200 to
-    4000.
+    many templates as there are neighbours, or 2000 / classes. There are 8 √n steps, but 50 to 4000.
 
     >>> sizes_for(10_000, classes=5)
-    {'epochs': 48, 'batch_size': 400, 'template_size': 400, 'templates_per_class': 9}
+    {'epochs': 32, 'batch_size': 400, 'template_size': 400, 'templates_per_class': 9}
     """
     size = min(max(n // 10, 100), 400)
-    steps = min(max(12 * math.sqrt(n), 200), 4000)
+    steps = min(max(8 * math.sqrt(n), 50), 4000)
     return {
         "epochs": math.ceil(steps / math.ceil(n / max(1, min(size, n // 2)))),
         "batch_size": size,
@@ -266,11 +265,16 @@ class Training(Steps):
         return torch.tensor(added, dtype=torch.long, device="cpu")
 
 
+class TrainingWarning(UserWarning):
+    """A training got worse, and its best weights were taken."""
+
+
 class Guard:
     """Notices that a training has got worse, and holds the weights from before.
 
     It follows an exponential average of the loss, as single steps scatter. A training that goes
-    well ends near the lowest average, with its last weights. One that collapses does not.
+    well ends near the lowest average, with its last weights. One that collapses does not. The first
+    steps are too few for an average, and are not looked at.
 
     Args:
         module: What is trained.
@@ -285,13 +289,15 @@ class Guard:
 
     _MEMORY = 0.05  # share of the steps that the average looks back on, at least 10 steps
     _CHECKS = 50  # times that the weights are looked at, as a copy may be large
-    _TOLERANCE = (0.05, 0.1)  # absolute, relative: beyond what the average itself scatters
+    _FIRST = 10  # steps before the first look
+    # Absolute, relative, and in standard errors of the average.
+    _TOLERANCE = (0.05, 0.1, 3.0)
 
     def __init__(self, module: nn.Module, steps: int) -> None:
         self._module = module
-        self._decay = 1 - 1 / max(10.0, self._MEMORY * steps)
+        self._decay = 1 - 1 / max(float(self._FIRST), self._MEMORY * steps)
         self._every = max(1, steps // self._CHECKS)
-        self._sum = self._weight = 0.0
+        self._sum = self._squares = self._weight = 0.0
         self._step = 0
         self.best = math.inf
         """The lowest average at a check."""
@@ -305,14 +311,26 @@ class Guard:
     @property
     def worse(self) -> bool:
         """Whether the average is clearly above the lowest one."""
-        absolute, relative = self._TOLERANCE
-        return self.average > self.best + absolute + relative * abs(self.best)
+        absolute, relative, errors = self._TOLERANCE
+        tolerance = absolute + relative * abs(self.best) + errors * self._error
+        return self.average > self.best + tolerance
+
+    @property
+    def _error(self) -> float:
+        """Standard error of the average, from how the losses scatter."""
+        if not self._weight:
+            return 0.0
+        variance = max(0.0, self._squares / self._weight - self.average * self.average)
+        return math.sqrt(variance * (1 - self._decay) / (1 + self._decay))
 
     def follow(self, loss: float) -> None:
         """Take note of the loss of another step."""
         self._sum = self._decay * self._sum + (1 - self._decay) * loss
+        self._squares = self._decay * self._squares + (1 - self._decay) * loss * loss
         self._weight = self._decay * self._weight + (1 - self._decay)
         self._step += 1
+        if self._step < self._FIRST:
+            return
         if self._step % self._every == 0 and self.average < self.best:
             self.best = self.average
             self.weights = {

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from softtopk.experiments import images
 from softtopk.experiments.knn._augmentation import Augmentation
+from softtopk.experiments.knn._data import load
 from softtopk.experiments.knn._execute import Model, Samples, make_training
 from softtopk.experiments.knn._methods import METHODS
 from softtopk.experiments.knn._settings import make_settings
-from softtopk.experiments.knn._train import load_images
 
 
 def moved(image: Tensor, down: int, right: int) -> Tensor:
@@ -72,6 +72,6 @@ def test_the_images_held_out_are_those_of_the_seed(monkeypatch: pytest.MonkeyPat
     settings = make_settings({"threads": 1, "holdout": 100})
     data = images.load("digits", None, subset=None, seed=0)
     monkeypatch.setattr(images, "load", lambda *_, **__: data)
-    held_out = [load_images(settings, None, seed).test.images for seed in (3, 3, 4)]
+    held_out = [load(settings, None, None, seed).test.inputs for seed in (3, 3, 4)]
     assert torch.equal(held_out[0], held_out[1])
     assert not torch.equal(held_out[0], held_out[2])

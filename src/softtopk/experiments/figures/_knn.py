@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -24,7 +24,8 @@ PER_CLASS = 12
 SPREAD = 0.55
 QUERY = (0.95, 0.75)  # among the three, so that each has a part of the vote
 K = 9  # the paper's
-EPS = 0.01  # of the normalised cost
+EPS = 0.01
+OPTIONS: dict[str, Any] = {"normalize": "row"}  # the cost, as in the paper
 SEED = 0
 
 
@@ -55,8 +56,8 @@ def make() -> ForwardPass:
     templates = torch.tensor(CENTRES, dtype=torch.float64)[labels] + SPREAD * noise
     query = torch.tensor([QUERY], dtype=torch.float64)
     distances = pairwise_distances(query, templates)
-    selected = soft_topk(-distances, K, eps=EPS, normalize="row")  # as the vote has it
-    votes = soft_vote(query, templates, labels, K, eps=EPS)
+    selected = soft_topk(-distances, K, eps=EPS, **OPTIONS)
+    votes = soft_vote(query, templates, labels, K, eps=EPS, options=OPTIONS)
     return ForwardPass(templates, labels, query[0], K, EPS, distances[0], selected[0], votes[0])
 
 
@@ -82,7 +83,8 @@ def caption(data: ForwardPass) -> str:
         "the wider the more it is selected. Middle: A against the distance. Right: the share of "
         f"each class among the {data.k} votes. Training increases that of the query's own class. "
         "With the arrays of the JSON file as tensors: "
-        f"`softtopk.knn.soft_vote(query[None], templates, labels, {data.k}, eps={data.eps:g})`."
+        f"`softtopk.knn.soft_vote(query[None], templates, labels, {data.k}, eps={data.eps:g}, "
+        f"options={OPTIONS})`."
     )
 
 

@@ -153,7 +153,7 @@ def _table(rows: Sequence[MethodRow]) -> Table:
     sizes = dict.fromkeys(row.images for row in rows if row.images)
     size = ", ".join(f"{train:,} training and {test:,} test {unit}" for train, test in sizes)
     data = rows[0].data
-    networks = {row.settings["network"] for row in rows if row.method.is_trained}
+    networks = {row.settings.get("network", "auto") for row in rows if row.method.is_trained}
     names = [TITLES.get(data, data), *sorted(networks - {"auto"})]
     title = f"{', '.join(names)}: {size or 'nothing finished'}"
     return Table(title, header, [_cells(row, told_apart, compared) for row in rows])
