@@ -182,11 +182,11 @@ def test_the_scale_of_the_columns_does_not_matter() -> None:
 @pytest.mark.parametrize(
     ("n", "size", "epochs"),
     [
-        (2, 100, 100),  # a query and a template in a step
-        (150, 100, 100),  # 75 queries in a step: 200 steps
-        (500, 100, 54),  # 5 steps in an epoch, 12 sqrt(500) = 268.3 in all
-        (2000, 200, 54),  # 10 of 536.7
-        (10_000, 400, 48),  # 25 of 1200
+        (2, 100, 25),  # a query and a template in a step: 50 steps
+        (150, 100, 49),  # 75 queries in a step, 8 sqrt(150) = 98 in all
+        (500, 100, 36),  # 5 steps in an epoch of 178.9 in all
+        (2000, 200, 36),  # 10 of 357.8
+        (10_000, 400, 32),  # 25 of 800
         (1_000_000, 400, 2),  # 2500 of 4000
     ],
 )
@@ -199,10 +199,10 @@ def test_the_sizes_follow_from_the_number_of_samples(n: int, size: int, epochs: 
 def test_sizes_that_are_given_are_taken() -> None:
     recipe = SoftKNNClassifier(batch_size=50, template_size=30)._recipe(1000)
     assert (recipe.batch_size, recipe.template_size) == (50, 30)
-    assert recipe.epochs == math.ceil(12 * math.sqrt(1000) / 20)
+    assert recipe.epochs == math.ceil(8 * math.sqrt(1000) / 20)
     assert SoftKNNClassifier(epochs=7)._recipe(1000).epochs == 7
     X, y = blobs()
-    assert quick(epochs=None).fit(X, y).n_iter_ == 100  # 60 queries in a step: 200 steps
+    assert quick(epochs=None).fit(X, y).n_iter_ == 44  # 60 queries in a step: 88 steps
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,8 @@ class SoftKNNClassifier(ClassifierMixin, SoftKNNEstimator):
             share, where there are enough), measure the accuracy on them after every epoch, stop
             when it has not improved for ``patience`` epochs, and take the weights of the best
             epoch. The samples set aside are templates again in prediction. Weights count in that
-            accuracy.
+            accuracy. None is False for the classifier, and True for the regressor if there are 100
+            samples: a noisy target is learned by heart.
         validation_fraction: See there.
         patience: See there.
         warm_start: Go on from the weights, the standardisation and the ``eps_`` of the fit before,
@@ -152,7 +153,7 @@ class SoftKNNClassifier(ClassifierMixin, SoftKNNEstimator):
         weight_decay: float = 5e-4,
         schedule: Schedule = "cosine",
         warmup: float = 0.05,
-        early_stopping: bool = False,
+        early_stopping: bool | None = None,
         validation_fraction: float = 0.1,
         patience: int = 10,
         warm_start: bool = False,

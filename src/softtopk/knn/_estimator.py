@@ -51,6 +51,7 @@ Callback = Callable[[dict[str, float]], Any]
 Weights = Literal["uniform", "soft"]
 Doubles = npt.NDArray[np.float64]
 
+_TO_SPARE = 100  # samples, so that some can be set aside
 _ROWS = 1000  # samples that pass through the network at once, outside training
 # The choice of the neighbours that predict: candidates, samples to judge by, samples to look among.
 _CANDIDATES, _QUERIES, _TEMPLATES = (1, 3, 5, NEIGHBOURS), 2000, 20_000
@@ -72,6 +73,8 @@ class SoftKNNEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
     _Y_OPTIONS: Mapping[str, Any] = {}
     #: What early stopping measures, and whether more of it is better.
     _MEASURE: tuple[str, bool]
+    #: Whether early stopping is the default.
+    _OVERFITS = False
 
     def __init__(
         self,
@@ -95,7 +98,7 @@ class SoftKNNEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         weight_decay: float = 5e-4,
         schedule: Schedule = "cosine",
         warmup: float = 0.05,
-        early_stopping: bool = False,
+        early_stopping: bool | None = None,
         validation_fraction: float = 0.1,
         patience: int = 10,
         warm_start: bool = False,
@@ -266,7 +269,7 @@ class SoftKNNEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
     def _train(self, inputs: Tensor, targets: Tensor, seed: int, warm: bool) -> None:
         """Train ``network_``; sets ``history_``, ``n_iter_``, ``eps_`` and ``best_epoch_``."""
         validation, weights = None, self._sample_weights
-        if self.early_stopping:
+        if self._stops_early(len(inputs)):
             kept, aside = self._split(len(inputs), seed)
             validation = Validation(self, inputs, kept, aside)
             inputs, targets = inputs[kept], targets[kept]
@@ -353,6 +356,11 @@ class SoftKNNEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
                 stacklevel=5,
             )
             guard.restore()
+
+    def _stops_early(self, n: int) -> bool:
+        if self.early_stopping is not None:
+            return bool(self.early_stopping)
+        return self._OVERFITS and n >= _TO_SPARE
 
     def _split(self, n: int, seed: int) -> tuple[Ints, Ints]:
         """Rows to train on and rows to set aside."""
@@ -557,6 +565,8 @@ class SoftKNNEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         if not isinstance(self.verbose, bool):
             check_integer("verbose", self.verbose, 0)
         for name in ("standardize", "early_stopping", "leave_one_out", "warm_start"):
+            if name == "early_stopping" and self.early_stopping is None:
+                continue
             if not isinstance(getattr(self, name), bool | np.bool_):
                 raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
         if not 0 < check_number("validation_fraction", self.validation_fraction) < 1:

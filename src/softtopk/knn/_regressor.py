@@ -37,6 +37,7 @@ class SoftKNNRegressor(RegressorMixin, SoftKNNEstimator):
 
     _Y_OPTIONS = {"multi_output": True, "y_numeric": True}  # noqa: RUF012
     _MEASURE = ("error", False)
+    _OVERFITS = True
 
     def predict(self, X: Any) -> Doubles:
         """The mean target of the nearest neighbours: (n,), or (n, outputs)."""
