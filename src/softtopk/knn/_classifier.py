@@ -250,7 +250,9 @@ class SoftKNNClassifier(ClassifierMixin, SoftKNNEstimator):
         n, classes = len(targets), len(self.classes_)
         cells = np.arange(n)[:, None] * classes + targets
         votes = np.bincount(cells.ravel(), pull.ravel(), minlength=n * classes)
-        return votes.reshape(n, classes) / pull.sum(1, keepdims=True)
+        votes = votes.reshape(n, classes)
+        # Not by the sum of the pulls, which is rounded otherwise: no share is above one.
+        return np.asarray(votes / votes.sum(1, keepdims=True))
 
     _MEASURE = ("accuracy", True)
 
