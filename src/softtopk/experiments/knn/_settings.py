@@ -13,7 +13,9 @@ from typing import Any, Literal
 from torch import nn
 
 from softtopk.knn import ConvNet, Recipe, default_network, resnet8, resnet18, resnet20
+from softtopk.knn._training import sizes_for
 
+from .._splits import Data
 from ..errors import UsageError
 from ..settings import MACHINE, Declared, Effect, relevant, setting
 from ._methods import METHODS, RELAXED, Method
@@ -54,6 +56,14 @@ class Settings(Recipe, Declared):
     )
     template_size: int = setting(
         Recipe.template_size, "Templates in a step.", group=TRAINING, only=_TRAINED | _RELAXED
+    )
+    templates_per_class: int = setting(
+        Recipe.templates_per_class,
+        "Templates of every class in a step, at least.",
+        group=TRAINING,
+        low=0,
+        only=_TRAINED | _RELAXED,
+        shown=PRESET,
     )
     optimizer: Literal["sgd", "adamw"] = setting(
         Recipe.optimizer, "The optimizer.", group=TRAINING, only=_TRAINED, shown=PRESET
@@ -226,15 +236,14 @@ _DIGITS: dict[str, Any] = {
     "shift": 1,
     "epochs": 30,
 }
-# For the user's own tables, as `SoftKNNClassifier` is for: few columns, and any number of rows.
+# For the user's own tables, as `SoftKNNClassifier` is for. The sizes depend on the number of rows.
 _TABLE: dict[str, Any] = {
     **_TUNED,
     "optimizer": "adamw",
     "lr": 3e-3,
     "weight_decay": 5e-4,
-    "warmup": 0.0,
+    "warmup": 0.05,
     "shift": 0,
-    "epochs": 40,
 }
 # Whether a shifted image is still of its class, only the user knows.
 _IMAGES: dict[str, Any] = {**_TUNED, **_DIGITS, "shift": 0}
@@ -263,13 +272,15 @@ _NORMALIZED_EPS = {"cifar10": 1e-5}  # elsewhere 1e-3
 _PLAIN_EPS = 0.5
 
 
-def temperature(settings: Settings, relaxation: str) -> float:
-    """What is given, or else that of the relaxation."""
+def temperature(settings: Settings, relaxation: str) -> float | None:
+    """What is given, or else that of the relaxation; None lets the first step decide."""
     if settings.eps is not None:
         return settings.eps
     if relaxation != "soft-topk":
         return _EPS[relaxation]
-    return _PLAIN_EPS if settings.normalize is None else _NORMALIZED_EPS.get(settings.data, 1e-3)
+    if settings.normalize is not None:
+        return _NORMALIZED_EPS.get(settings.data, 1e-3)
+    return _PLAIN_EPS if settings.data in DATA else None
 
 
 def make_settings(given: Mapping[str, Any]) -> Settings:
@@ -286,6 +297,15 @@ def kind_of(data: str) -> str:
 
 def preset_of(data: str, preset: str) -> dict[str, Any]:
     return PRESETS[kind_of(data)][preset]
+
+
+def sized(given: Mapping[str, Any], data: Data) -> dict[str, Any]:
+    """What was ``given``, and the sizes of a training for the user's own table."""
+    if kind_of(data.name) != FILE or given.get("preset", "tuned") != "tuned":
+        return dict(given)
+    rows = len(data.train) * (1 - given.get("test_share", _SPLIT["test_share"]))
+    sizes = sizes_for(int(rows), len(data.classes), given.get("k", Settings.k))
+    return {**sizes, **given}
 
 
 def method_for(name: str, data: str) -> Method:

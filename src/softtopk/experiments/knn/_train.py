@@ -38,7 +38,7 @@ from ..settings import (
 from ._data import COPY, load, own_data, pack, read
 from ._execute import Samples, execute, relaxation_options
 from ._methods import ALL, METHODS, in_order
-from ._settings import DATA, Settings, kind_of, make_settings, method_for, preset_of
+from ._settings import DATA, Settings, kind_of, make_settings, method_for, preset_of, sized
 from ._tables import results
 
 EXPERIMENT = Experiment("knn train", "method", "methods", tuple(METHODS), results)
@@ -125,7 +125,9 @@ def make_plan(options: Train, given: Mapping[str, Any]) -> Plan:
                 f"--test-share {given['test_share']:g}: {own.name} has a folder test; leave it out"
             )
         given["data"] = own.name
-    settings = make_settings({"threads": torch.get_num_threads(), **given})
+    settings = make_settings(
+        {"threads": torch.get_num_threads(), **(given if own is None else sized(given, own))}
+    )
     refuse_idle(Settings, given, {"data": kind_of(settings.data)})
     if own is not None and here:
         raise UsageError(f"--data-dir {here}: it is for {', '.join(DATA[1:])}; leave it out")
