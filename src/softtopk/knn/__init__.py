@@ -13,7 +13,7 @@ from .._training import DivergedError
 from ._distances import pairwise_distances
 from ._loss import KNNObjective, knn_loss, soft_vote
 from ._networks import MLP, ConvNet, ResNet, default_network, resnet8, resnet18, resnet20
-from ._training import Outcome, Recipe, Training, TrainingWarning
+from ._training import Outcome, Recipe, Training, TrainingWarning, sizes_for
 
 if TYPE_CHECKING:
     from ._classifier import SoftKNNClassifier
@@ -39,6 +39,7 @@ __all__ = [
     "resnet8",
     "resnet18",
     "resnet20",
+    "sizes_for",
     "soft_vote",
 ]
 

@@ -12,8 +12,15 @@ from typing import Any, Literal
 
 from torch import nn
 
-from softtopk.knn import ConvNet, Recipe, default_network, resnet8, resnet18, resnet20
-from softtopk.knn._training import sizes_for
+from softtopk.knn import (
+    ConvNet,
+    Recipe,
+    default_network,
+    resnet8,
+    resnet18,
+    resnet20,
+    sizes_for,
+)
 
 from .._splits import Data
 from ..errors import UsageError
@@ -304,7 +311,7 @@ def sized(given: Mapping[str, Any], data: Data) -> dict[str, Any]:
     if kind_of(data.name) != FILE or given.get("preset", "tuned") != "tuned":
         return dict(given)
     rows = len(data.train) * (1 - given.get("test_share", _SPLIT["test_share"]))
-    sizes = sizes_for(int(rows), len(data.classes), given.get("k", Settings.k))
+    sizes = sizes_for(max(2, int(rows)), len(data.classes), given.get("k", Settings.k))
     return {**sizes, **given}
 
 
