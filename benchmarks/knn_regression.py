@@ -33,7 +33,7 @@ TABLES = {
 def models(seed: int) -> dict[str, Any]:
     return {
         "SoftKNNRegressor": SoftKNNRegressor(random_state=seed),
-        'the same, weights="soft"': SoftKNNRegressor(weights="soft", random_state=seed),
+        'the same, weights="uniform"': SoftKNNRegressor(weights="uniform", random_state=seed),
         "kNN, k = 9": make_pipeline(StandardScaler(), KNeighborsRegressor(9)),
         "random forest": RandomForestRegressor(random_state=seed),
         "gradient boosting": HistGradientBoostingRegressor(random_state=seed),

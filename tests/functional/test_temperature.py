@@ -126,6 +126,16 @@ def test_no_gradient() -> None:
     assert not sharpness(scores, 3, 0.1).misplaced.requires_grad
 
 
+def test_rows_without_a_choice_do_not_count() -> None:
+    """As the first rows of a causal mask, which have no more than k elements."""
+    scores, mask = torch.randn(16, 16), torch.ones(16, 16, dtype=torch.bool).tril()
+    one = eps_for(scores, 8, width=6, mask=mask, per_row=False)
+    rest = eps_for(scores, 8, width=6, mask=mask)[8:]
+    assert one == rest.sort().values[3].item()
+    assert eps_for(scores, 0, width=6, per_row=False) == 1.0
+    assert eps_for(scores, 16, width=6, per_row=False) == 1.0
+
+
 def test_a_small_k_has_as_many_as_there_can_be() -> None:
     """No eps leaves 100 of 1000 undecided for k = 1; none of a fine grid leaves many more."""
     scores = torch.randn(1000)
@@ -187,5 +197,11 @@ def test_sharpness_in_words() -> None:
     assert "nothing is undecided in 10 of them: raise eps" in cold
     assert "50.0 elements undecided, 4.5 of 5 places misplaced" in hot
     assert "lower eps, the selection is nearly uniform" in hot
+    assert str(sharpness(scores[:0], 5, 1.0)) == "no rows"
+    for k, mask in ((0, None), (50, None), (5, torch.zeros(50, dtype=torch.bool))):
+        assert str(sharpness(scores, k, 1.0, mask=mask)).startswith("nothing to decide")
+    broken = torch.cat([scores, torch.full((1, 50), math.nan)])
+    assert str(sharpness(broken, 5, 1.0)) == str(sharpness(scores, 5, 1.0))
+    assert "; nothing is undecided: raise eps" in str(sharpness(scores[0], 5, 1e-6))
     right = str(sharpness(scores, 5, eps_for(scores, 5, width=6)))
     assert right.endswith("elements (mean of 10 rows)")

@@ -97,6 +97,45 @@ def test_learning_starts_there_and_stays_positive() -> None:
         assert layer(scores).isfinite().all()
 
 
+@pytest.mark.parametrize("learn_eps", [False, True])
+def test_a_copy_that_is_filled_by_tensors_has_the_eps(learn_eps: bool) -> None:
+    net = nn.Sequential(nn.Linear(20, 20), SoftTopK(3, width=7, learn_eps=learn_eps))
+    average = torch.optim.swa_utils.AveragedModel(net, use_buffers=True)
+    fresh = copy.deepcopy(net)
+    x = torch.randn(5, 20)
+    expected = net(x)
+    average.update_parameters(net)
+    torch.testing.assert_close(average.eval()(x), expected)
+    torch.testing.assert_close(average(100 * x)[:1], average(100 * x[:1]))
+    state = {**dict(net.named_parameters()), **dict(net.named_buffers())}
+    torch.testing.assert_close(torch.func.functional_call(fresh.eval(), state, x), expected)
+
+
+def test_scores_without_a_scale_decide_nothing() -> None:
+    scores = torch.randn(5, 20)
+    layer = SoftTopK(3, width=7)
+    for nothing in (torch.zeros(5, 20), torch.full((5, 20), math.nan), scores[:0]):
+        assert layer(nothing).shape == nothing.shape
+        assert math.isnan(layer.eps)
+    layer(torch.cat([scores, torch.full((2, 20), math.nan)]))
+    assert layer.eps.item() == pytest.approx(calibrated(SoftTopK, scores, 7))
+    kept = layer.eps.item()
+    layer.recalibrate()
+    layer(torch.zeros(5, 20))
+    assert layer.eps.item() == kept
+
+
+def test_compiled() -> None:
+    layer = SoftTopK(3, width=7)
+    compiled = torch.compile(layer, backend="eager", fullgraph=True)
+    first = torch.randn(5, 20)
+    torch.testing.assert_close(compiled(first), soft_topk(first, 3, eps=layer.eps))
+    assert layer.eps.item() == pytest.approx(calibrated(SoftTopK, first, 7))
+    kept = layer.eps.item()
+    compiled(100 * first)
+    assert layer.eps.item() == kept
+
+
 def test_hard_in_eval_mode() -> None:
     scores = torch.randn(5, 20)
     layer = SoftTopK(3, eps=1.0, hard_eval=True)
@@ -147,6 +186,19 @@ def test_the_schedule_goes_from_soft_to_hard(shape: str, middle: float) -> None:
     assert temperatures[0] > 5 * temperatures[-1]
 
 
+def test_between_its_steps_evaluation_has_the_eps_of_the_training() -> None:
+    layer, x = SoftTopK(3, width=10), torch.randn(4, 20)
+    schedule = WidthSchedule(layer, total_steps=3)
+    for _ in range(3):
+        layer.train()(x)
+        schedule.step()
+        eps = layer.eps.item()
+        torch.testing.assert_close(layer.eval()(100 * x), soft_topk(100 * x, 3, eps=eps))
+    other = SoftTopK(3, width=10).eval()
+    other.load_state_dict(layer.state_dict())
+    assert torch.equal(other(x), layer(x))
+
+
 def test_after_its_end_eps_stays() -> None:
     layer = SoftTopK(3, width=10)
     schedule = WidthSchedule(layer, total_steps=2)
@@ -191,6 +243,18 @@ def test_a_schedule_can_be_taken_up_again() -> None:
         (lambda: SoftTopK(2, eps=1.0).recalibrate(), "was made with an eps"),
         (lambda: setattr(SoftTopK(2, eps=1.0), "width", 3), "was made with an eps"),
         (lambda: setattr(SoftTopK(2), "eps", -1.0), "eps must be positive"),
+        (
+            lambda: WidthSchedule(SoftTopK(2, learn_eps=True), total_steps=3),
+            "would overwrite what learn_eps=True learns",
+        ),
+        (
+            lambda: SoftTopKAttention(8, 2, topk=2, width=3, normalize="row"),
+            "'row' needs an eps of its own",
+        ),
+        (
+            lambda: SoftTopK(2, eps=torch.ones(4), learn_eps=True),
+            r"eps of shape \(4,\) does not broadcast",
+        ),
     ],
 )
 def test_wrong_use(make, message: str) -> None:

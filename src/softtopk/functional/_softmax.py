@@ -115,7 +115,9 @@ def _hard_softmax(rows: Rows, k: Count) -> Tensor:
         x = rows.canonical().scores.detach()
         return softmax_or_zero(x.masked_fill(hard_selection(x, k) == 0, -math.inf))
     weights, index = softmax_of_largest(rows.scores, rows.mask, round(k))
-    return torch.zeros_like(rows.scores).scatter(-1, index, weights)
+    kept = torch.zeros_like(rows.scores).scatter(-1, index, weights)
+    broken = rows.scores.isnan() if rows.mask is None else rows.scores.isnan() & rows.mask
+    return kept.masked_fill(broken.any(-1, keepdim=True), math.nan)
 
 
 def softmax_or_zero(scores: Tensor) -> Tensor:

@@ -84,13 +84,15 @@ def eps_for(
     options: dict[str, Any] = {"width": width, "dim": dim, "largest": largest, "mask": mask}
     if per_row:
         return _eps_of_rows(scores, k, **options, sorted=sorted)[0]
-    return float(common_eps(scores, k, **options, sorted=sorted))
+    found = float(common_eps(scores, k, **options, sorted=sorted))
+    return 1.0 if math.isnan(found) else found
 
 
 def common_eps(scores: Tensor, k: Count, **options: Any) -> Tensor:
-    """`eps_for` as one number for all rows, in a tensor: a device is not waited for."""
-    eps, known = _eps_of_rows(scores, k, **options)
-    return torch.where(known, eps, math.nan).flatten().nanmedian().nan_to_num(nan=1.0)
+    """`eps_for` as one number for all rows, in a tensor: a device is not waited for. NaN if in no
+    row eps matters."""
+    eps, matters = _eps_of_rows(scores, k, **options)
+    return torch.where(matters, eps, math.nan).flatten().nanmedian()
 
 
 def _eps_of_rows(
@@ -103,7 +105,7 @@ def _eps_of_rows(
     mask: Tensor | None,
     sorted: bool,
 ) -> tuple[Tensor, Tensor]:
-    """eps (...), and which rows have a scale (...)."""
+    """eps (...), and in which rows it matters (...)."""
     check_flag("sorted", sorted)
     rows, k = unsorted_rows(scores, k, eps=1.0, dim=dim, largest=largest, mask=mask, normalize=None)
     width = check_number("width", width)
@@ -118,7 +120,15 @@ def _eps_of_rows(
         low, high, known = _limits(x, k, ranks)
         places = k.squeeze(-1) if isinstance(k, Tensor) else k
         count = partial(_undecided_ranks, x, ranks) if sorted else partial(_undecided, x, places)
-        return torch.where(known, _search(count, low, high, width, x.dtype), 1.0), known
+        eps = torch.where(known, _search(count, low, high, width, x.dtype), 1.0)
+        return eps, known & _has_choice(x, ranks or k)
+
+
+def _has_choice(x: Tensor, k: Count) -> Tensor:
+    """Rows (...) in which some elements that take part are selected and others are not."""
+    ahead, part = (x == math.inf).sum(-1, keepdim=True), (x != -math.inf).sum(-1, keepdim=True)
+    choice = (ahead < k) & (k < part) & ~x.isnan().any(-1, keepdim=True)
+    return choice.squeeze(-1)
 
 
 def _undecided(x: Tensor, k: Count, eps: Tensor) -> Tensor:
@@ -196,19 +206,32 @@ class Sharpness(NamedTuple):
     """Elements that get 95 % of the gradient: the fewest that have that share of A (1 - A)."""
     k: Tensor
     """Places in all, the sum of A."""
+    choice: Tensor
+    """Whether there is something to decide: neither all nor none are selected, and no NaN."""
 
     def __str__(self) -> str:
-        undecided, misplaced, receiving, k = (float(each.double().mean()) for each in self)
         rows = self.undecided.numel()
-        idle = int((self.undecided == 0).sum())
+        if rows == 0:
+            return "no rows"
+        if not self.choice.any():
+            return (
+                "nothing to decide: in every row all or none of the elements are selected, or NaN"
+            )
+        undecided, misplaced, receiving, k = (
+            float(each[self.choice].double().mean())
+            for each in (self.undecided, self.misplaced, self.receiving, self.k)
+        )
+        rows = int(self.choice.sum())
+        idle = int(((self.undecided == 0) & self.choice).sum())
         text = (
             f"{undecided:.1f} elements undecided, {misplaced:.1f} of {k:g} places misplaced, "
             f"95 % of the gradient on {receiving:.1f} elements"
         )
-        if rows != 1:
+        if self.undecided.numel() != 1:
             text += f" (mean of {rows} rows)"
         if 2 * idle > rows:
-            text += f"; nothing is undecided in {idle} of them: raise eps, there is no gradient"
+            where = f" in {idle} of them" if rows > 1 else ""
+            text += f"; nothing is undecided{where}: raise eps, there is no gradient"
         elif 2 * misplaced > k:
             text += "; most places are misplaced: lower eps, the selection is nearly uniform"
         return text
@@ -245,4 +268,5 @@ def sharpness(
             misplaced=(hard * (1.0 - a)).sum(-1),
             receiving=((before < MOST) & (share > 0)).sum(-1),
             k=a.sum(-1),
+            choice=_has_choice(rows.canonical().scores, places),
         )

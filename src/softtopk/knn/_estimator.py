@@ -299,7 +299,9 @@ class SoftKNNEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         eps: float | None,
         seed: int,
     ) -> Training:
-        k = min(self.n_neighbors or NEIGHBOURS, recipe.templates_per_class or len(inputs))
+        k = int(self.n_neighbors or NEIGHBOURS)
+        if self._n_classes():  # of each there are as many templates, or one by chance
+            k = min(k, max(1, recipe.templates_per_class))
         k = recipe.training_k(k, len(inputs), bool(self.leave_one_out))
         objective = KNNObjective(
             self.network_,
@@ -398,10 +400,11 @@ class SoftKNNEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         weights: Doubles | None,
     ) -> Doubles:
         """The prediction for features, from templates with these targets and weights."""
-        if self.weights == "soft" or (self.weights is None and self._has_threshold()):
+        self._check_votes()  # weights may be set after fit
+        if self.weights != "uniform" and self._has_threshold():
             distances, found = index.kneighbors(features, min(len(index), 4 * k + 16))
             scores = -torch.from_numpy(distances).double()
-            assert self.eps_ is not None  # see _check_parameters
+            assert self.eps_ is not None  # there is a threshold
             pull = soft_topk(scores, k, eps=self.eps_).numpy()
         else:
             _, found = index.kneighbors(features, k)
@@ -579,12 +582,7 @@ class SoftKNNEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         self._check_device()
         check_options("relaxation_options", self.relaxation_options, self.relaxation)
         check_choice("weights", self.weights, (None, "uniform", "soft"))
-        if self.weights == "soft" and not self._has_threshold():
-            raise ValueError(
-                "weights='soft' needs relaxation='soft-topk' without normalize, got "
-                f"relaxation={self.relaxation!r}, relaxation_options={self.relaxation_options!r}; "
-                "use weights='uniform'"
-            )
+        self._check_votes()
         check_choice("index", self.index, INDICES)
         check_choice("backend", self.backend, BACKENDS)
         if self.eps is not None:
@@ -615,6 +613,14 @@ class SoftKNNEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
     def _n_classes(self) -> int:
         """0 if there are none."""
         return 0
+
+    def _check_votes(self) -> None:
+        if self.weights == "soft" and not self._has_threshold():
+            raise ValueError(
+                "weights='soft' needs relaxation='soft-topk' without normalize, got "
+                f"relaxation={self.relaxation!r}, relaxation_options={self.relaxation_options!r}; "
+                "use weights='uniform'"
+            )
 
     def _new_index(self) -> Neighbours:
         return Neighbours(

@@ -117,8 +117,7 @@ def knn_loss(
     selection = _Selection(k, relaxation, eps, metric, options)
     allowed = _allowed(query, templates, query_ids, template_ids)
     scores = selection.scores(query, templates, allowed)
-    if selection.is_calibrated:
-        selection.options["eps"] = selection.calibrate(scores, allowed, 2.0 * k)
+    selection.settle(scores, allowed)
     same = query_labels.unsqueeze(1) == template_labels
     losses, _ = selection.losses(scores, allowed, same, objective)
     if reduction == "none":
@@ -160,8 +159,7 @@ def soft_vote(
     selection = _Selection(k, relaxation, eps, metric, options)
     allowed = _allowed(query, templates, query_ids, template_ids)
     scores = selection.scores(query, templates, allowed)
-    if selection.is_calibrated:
-        selection.options["eps"] = selection.calibrate(scores, allowed, 2.0 * k)
+    selection.settle(scores, allowed)
     if classes is None:
         classes = max(1, int(template_labels.max()) + 1)
     check_integer("classes", classes)
@@ -223,6 +221,8 @@ class KNNObjective(Tempered):
         self._selection.check_objective(objective)
         if self._selection.is_calibrated:
             self._hold(None, 2.0 * k, False, like=_scalar_of(network))
+        elif "eps" in self._selection.options:
+            self._hold(self._selection.options["eps"], None, False)
 
     def forward(
         self, inputs: Tensor, labels: Tensor, n_queries: int, weights: Tensor | None = None
@@ -236,10 +236,9 @@ class KNNObjective(Tempered):
             queries, templates = features[:n_queries], features[n_queries:]
             own, others = labels[:n_queries], labels[n_queries:]
         scores = self._selection.scores(queries, templates, allowed)
-        if self._selection.is_calibrated:
-            self._selection.options["eps"] = self._eps_now(
-                lambda width: self._selection.calibrate(scores, allowed, width)
-            )
+        eps = self._eps_now(lambda width: self._selection.calibrate(scores, allowed, width))
+        if eps is not None:  # else it is the relaxation's own
+            self._selection.options["eps"] = eps
         losses, accuracy = self._judge(scores, allowed, own, others)
         if weights is None:
             return Outcome(losses.mean(), accuracy)
@@ -332,6 +331,12 @@ class _Selection:
                 "objective='nll' takes the logarithm of votes that hard=True makes zero; use "
                 "objective='vote' or hard=False"
             )
+
+    def settle(self, scores: Tensor, allowed: Tensor | None) -> None:
+        """Take the eps of these scores, if none was given."""
+        if self.is_calibrated:
+            found = self.calibrate(scores, allowed, 2.0 * self.k)
+            self.options["eps"] = found.nan_to_num(nan=1.0)
 
     def calibrate(self, scores: Tensor, allowed: Tensor | None, width: float) -> Tensor:
         """The eps that leaves ``width`` templates of a query undecided."""

@@ -114,7 +114,7 @@ def sizes_for(n: int, classes: int = 0, k: int = NEIGHBOURS) -> dict[str, int]:
     """The sizes of a `Recipe` for n samples of any kind; docs/knn.md has the reasons.
 
     A step has n / 10 queries and as many templates, but 100 to 400 of each, and of every class as
-    many templates as there are neighbours, or 2000 / classes. There are 8 √n steps, but 50 to 4000.
+    many templates as there are neighbours, but 2000 in all. There are 8 √n steps, but 50 to 4000.
 
     >>> sizes_for(10_000, classes=5)
     {'epochs': 32, 'batch_size': 400, 'template_size': 400, 'templates_per_class': 9}
@@ -125,7 +125,7 @@ def sizes_for(n: int, classes: int = 0, k: int = NEIGHBOURS) -> dict[str, int]:
         "epochs": math.ceil(steps / math.ceil(n / max(1, min(size, n // 2)))),
         "batch_size": size,
         "template_size": size,
-        "templates_per_class": min(k, max(2, 2000 // classes)) if classes else 0,
+        "templates_per_class": min(k, 2000 // classes) if classes else 0,
     }
 
 

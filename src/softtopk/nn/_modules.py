@@ -47,15 +47,10 @@ class _TopK(Tempered):
         check_choice("normalize", normalize, (None, "row", "batch"))
         check_flag("hard", hard)
         sinkhorn_of(solver)
-        if eps is None and normalize is not None:
-            raise ValueError(
-                f"normalize={normalize!r} needs an eps of its own; a calibrated one is for the "
-                "cost as it is"
-            )
         if eps is None and width is None:
             places = float(k.detach().double().mean()) if isinstance(k, Tensor) else k
             width = max(2.0, 2 * places)
-        self._hold(eps, width, learn_eps)
+        self._hold(eps, width, learn_eps, normalize=normalize)
         if isinstance(k, Tensor) and not isinstance(k, nn.Parameter):
             self.register_buffer("k", k)
         else:
@@ -121,7 +116,9 @@ class SoftTopK(_TopK):
         dim, largest, normalize, hard, solver: As in `soft_topk`.
 
     ``recalibrate()`` lets the next training batch decide again, and `WidthSchedule` anneals the
-    width. In eval mode before any training batch, every call has the eps of its own scores.
+    width. In eval mode before any training batch, every call has the eps of its own scores. A batch
+    without a scale, such as scores that are all zero, decides nothing. With several processes,
+    calibrate before ``DistributedDataParallel`` takes the module, or give an eps.
 
     >>> select = SoftTopK(2, width=4)
     >>> select(torch.tensor([0.4, 0.7, 2.3, 1.9, -0.2, 1.4, 0.1])).round(decimals=2)

@@ -27,7 +27,7 @@ class SoftTopKAttention(Tempered, nn.MultiheadAttention):
 
     The attention is `soft_topk_attention`. The constructor, the call, the returned weights and the
     state dict are those of ``nn.MultiheadAttention``, so that one can take the other's place, in
-    ``nn.TransformerEncoderLayer`` too. With ``topk`` at least the number of keys they compute the
+    ``nn.TransformerEncoderLayer`` too. (With ``width`` or ``learn_eps`` the state dict has eps, too.) With ``topk`` at least the number of keys they compute the
     same, but for a query without any key: it attends to nothing here.
 
     Args:
@@ -76,7 +76,9 @@ class SoftTopKAttention(Tempered, nn.MultiheadAttention):
         self.hard_eval = hard_eval
         if eps is None and width is None:
             eps = 1.0
-        self._hold(eps, width, learn_eps, shape=(self.num_heads,), like=self.out_proj.weight)
+        weight = self.out_proj.weight
+        shape = (self.num_heads,)
+        self._hold(eps, width, learn_eps, shape=shape, like=weight, normalize=normalize)
 
     @classmethod
     def from_multihead(cls, attention: nn.MultiheadAttention, **options: Any) -> SoftTopKAttention:

@@ -18,6 +18,7 @@ from .._checks import (
     check_number,
     check_positive,
 )
+from .._dispatch import is_ordinary
 
 
 class Tempered(nn.Module):
@@ -33,7 +34,8 @@ class Tempered(nn.Module):
     _eps: Any
     _given_eps: Any
     _width: float | None = None
-    _pending = False
+    _again = False  # a training batch shall decide although there is an eps
+    _settled = False  # there is one, and it stays: no need to look at its value
     learn_eps = False
 
     def _hold(
@@ -44,15 +46,20 @@ class Tempered(nn.Module):
         *,
         shape: tuple[int, ...] = (),
         like: Tensor | None = None,
+        normalize: str | None = None,
     ) -> None:
         """``eps`` or ``width``, not both. What is calibrated or learned has the ``shape``."""
+        if eps is None and normalize is not None:
+            raise ValueError(
+                f"normalize={normalize!r} needs an eps of its own; a calibrated one is for the "
+                "cost as it is"
+            )
         check_flag("learn_eps", learn_eps)
         if (eps is None) == (width is None):
             both = "" if eps is None else f", got eps={eps} and width={width}"
             raise ValueError(f"give eps, the temperature, or width, to have it calibrated{both}")
         self.learn_eps = learn_eps
         self._width = None if width is None else check_positive("width", width)
-        self._pending = width is not None
         self._shape = torch.Size(shape)
         start = (torch.empty(()) if like is None else like).new_full(shape, math.nan)
         if learn_eps:
@@ -65,7 +72,8 @@ class Tempered(nn.Module):
     def _give(self, eps: Strength) -> None:
         if isinstance(eps, nn.Parameter):
             raise TypeError("eps must not be a parameter, which can become negative; use learn_eps")
-        check_eps(eps, self._shape or (eps.shape if isinstance(eps, Tensor) else self._shape))
+        per_row = isinstance(eps, Tensor) and not self._shape and not self.learn_eps
+        check_eps(eps, eps.shape if isinstance(eps, Tensor) and per_row else self._shape)
         # Also as it was given: the meta device keeps no values.
         self._given_eps = eps.detach().clone() if isinstance(eps, Tensor) else float(eps)
         if self.learn_eps:
@@ -81,12 +89,15 @@ class Tempered(nn.Module):
 
     def _keep(self, eps: Tensor) -> None:
         """What was calibrated, or where learning starts."""
+        held = self._held()
+        limits = torch.finfo(held.dtype)
         with torch.no_grad():
-            if self.learn_eps:
-                self.log_eps.copy_(eps.log())
-            else:
-                self.calibrated_eps.copy_(eps)
-        self._pending = False
+            eps = eps.clamp(limits.tiny, limits.max)
+            held.copy_(eps.log() if self.learn_eps else eps)
+        self._again, self._settled = False, True
+
+    def _held(self) -> Tensor:
+        return self.log_eps if self.learn_eps else self.calibrated_eps
 
     @property
     def eps(self) -> Strength:
@@ -95,7 +106,7 @@ class Tempered(nn.Module):
             # Neither infinite nor zero, nor so after a half of it.
             limits = torch.finfo(self.log_eps.dtype)
             return self.log_eps.clamp(math.log(limits.tiny) + 1, math.log(limits.max) - 1).exp()
-        return self._eps if self._width is None else self.calibrated_eps
+        return getattr(self, "_eps", None) if self._width is None else self.calibrated_eps
 
     @eps.setter
     def eps(self, eps: Strength) -> None:
@@ -103,8 +114,7 @@ class Tempered(nn.Module):
             self._give(eps)
         else:
             check_eps(eps, self._shape)
-            held = self.log_eps if self.learn_eps else self.calibrated_eps
-            self._keep(torch.as_tensor(eps, device=held.device))
+            self._keep(torch.as_tensor(eps, device=self._held().device))
 
     @property
     def width(self) -> float | None:
@@ -122,17 +132,38 @@ class Tempered(nn.Module):
         """Let the next training batch decide eps again."""
         if self._width is None:
             raise ValueError(f"{type(self).__name__} was made with an eps; make it with width=")
-        self._pending = True
+        self._again, self._settled = True, False
 
     def _eps_now(self, calibrate: Callable[[float], Tensor]) -> Strength:
-        """eps for this call. ``calibrate`` finds the one for a width and the scores of the call."""
-        if not self._pending or self._width is None:
+        """eps for this call. ``calibrate`` finds the one for a width and the scores of the call, or
+        NaN if they have no scale."""
+        if self._settled or self._width is None:
+            return self.eps
+        again = self._again and self.training
+        if torch.compiler.is_compiling() or self._held().is_meta:
+            return self._decide(calibrate(self._width), again)
+        # The tensor itself says whether it is known: it may have been copied from another module.
+        if not again and not bool(self._held().isnan().any()):
+            self._settled = not self._again
             return self.eps
         found = calibrate(self._width)
+        if is_ordinary(found) and not bool(found.isnan().any()):
+            return self._decide(found, again)
+        return self._or_held(found, again).nan_to_num(nan=1.0)  # for this call alone
+
+    def _decide(self, found: Tensor, again: bool) -> Strength:
+        eps = self._or_held(found, again)
         if not self.training:  # nothing to keep: it is for this call
-            return found
-        self._keep(found)
+            return eps
+        self._keep(eps)
         return self.eps
+
+    def _or_held(self, found: Tensor, again: bool) -> Tensor:
+        """The eps that was found, where it is needed."""
+        held = self._held().detach()
+        known = held.exp() if self.learn_eps else held
+        wanted = ~found.isnan() if again else known.isnan()
+        return torch.where(wanted, found.to(known.dtype), known)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         name = "log_eps" if self.learn_eps else "calibrated_eps"
@@ -143,8 +174,7 @@ class Tempered(nn.Module):
             state_dict.setdefault(prefix + name, self._known(held, like.dtype))
         super()._load_from_state_dict(state_dict, prefix, *rest)
         if self._width is not None:
-            found: Tensor = getattr(self, name)
-            self._pending = found.is_meta or bool(found.isnan().any())
+            self._again = self._settled = False
         given = self._buffers.get("_eps")
         if given is not None and given.is_meta:
             self._eps = self._given_eps
@@ -171,8 +201,9 @@ class WidthSchedule:
     """Anneals the width of all modules in ``module`` that have one, from soft to hard.
 
     Made and used like a schedule of ``torch.optim``: call ``step()`` after every training step. The
-    next training batch then decides eps for the new width. After ``total_steps`` the width is
-    ``end`` and eps stays as it is.
+    next training batch then decides eps for the new width; in eval mode nothing is decided. After
+    ``total_steps`` steps the width is ``end``, and the batch after the last step is the last to
+    decide.
 
     Args:
         module: One made with ``width=``, or a model that contains some.
@@ -211,6 +242,10 @@ class WidthSchedule:
             raise ValueError(
                 f"module has no part with a width, got {type(module).__name__}; make it with width="
             )
+        if any(part.learn_eps for part in self._modules):
+            raise ValueError(
+                "a schedule would overwrite what learn_eps=True learns; use one of them"
+            )
         given = None if start is None else check_positive("start", start)
         self._starts = [float(given or part.width or 0) for part in self._modules]
         self.end = check_positive("end", end)
@@ -225,7 +260,7 @@ class WidthSchedule:
 
     def get_last_width(self) -> list[float]:
         """The width of every module."""
-        done = self.last_step / self.total_steps
+        done = min(1.0, self.last_step / self.total_steps)
         return [_SHAPES[self.shape](start, self.end, done) for start in self._starts]
 
     def _apply(self) -> None:
@@ -236,13 +271,18 @@ class WidthSchedule:
         """What a run needs to go on, with the state of the modules, which has their eps."""
         return {
             "last_step": self.last_step,
+            "total_steps": self.total_steps,
+            "end": self.end,
+            "shape": self.shape,
             "starts": list(self._starts),
-            "pending": [part._pending for part in self._modules],
+            "again": [part._again for part in self._modules],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.last_step = check_integer("last_step", state["last_step"], 0)
+        self.total_steps = check_integer("total_steps", state["total_steps"])
+        self.end, self.shape = check_positive("end", state["end"]), state["shape"]
         self._starts = [check_number("start", start) for start in state["starts"]]
         self._apply()
-        for part, pending in zip(self._modules, state["pending"], strict=True):
-            part._pending = bool(pending)
+        for part, again in zip(self._modules, state["again"], strict=True):
+            part._again = bool(again)

@@ -38,19 +38,18 @@ class TableData(Data):
     unit: ClassVar[str] = "row"
 
     @cached_property
-    def _moments(self) -> tuple[Tensor, Tensor]:
-        """Mean and deviation of every column in the training split."""
-        rows = self.train.inputs
-        mean = rows.mean(0)
-        std = (rows - mean).square().mean(0).sqrt()
-        # A constant column becomes 0. Its deviation may not be, by rounding.
-        constant = (rows == rows[0]).all(0)
-        return mean, std.masked_fill(constant | (std == 0), 1.0)
+    def _moments(self) -> tuple[Any, Any]:
+        """Mean and scale of every column in the training split."""
+        from softtopk.knn._inputs import standard
+
+        rows = self.train.inputs.numpy()
+        return standard(rows, rows.shape[1:], True)
 
     def normalise(self, rows: Tensor) -> Tensor:
-        """(rows - mean) / deviation of the training split: float64 -> float32."""
-        mean, std = self._moments
-        return ((rows - mean) / std).float()
+        """Standardised as by `SoftKNNClassifier`, by the training split: float64 -> float32."""
+        from softtopk.knn._inputs import standardized
+
+        return torch.from_numpy(standardized(rows.numpy(), *self._moments)).float()
 
     def read(self, path: Path) -> Unlabelled:
         """Rows of another file with these columns, in any order."""
