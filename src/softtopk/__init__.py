@@ -16,7 +16,7 @@ from .functional import (
     sorted_soft_topk,
     topk_threshold,
 )
-from .nn import SoftTopK, SortedSoftTopK
+from .nn import SoftTopK, SortedSoftTopK, WidthSchedule
 
 __version__ = _version("softtopk")
 
@@ -27,6 +27,7 @@ __all__ = [
     "Sinkhorn",
     "SoftTopK",
     "SortedSoftTopK",
+    "WidthSchedule",
     "entropic_plan",
     "eps_for",
     "log_soft_topk",

@@ -207,7 +207,7 @@ def test_sizes_that_are_given_are_taken() -> None:
 
 @pytest.mark.parametrize(
     ("classes", "n_neighbors", "templates"),
-    [(3, None, 9), (3, 4, 4), (3, np.int64(20), 20), (60, 40, 33), (5000, None, 2)],
+    [(3, None, 9), (3, 4, 4), (3, np.int64(20), 20), (60, 40, 33), (5000, None, 0)],
 )
 def test_templates_of_every_class(classes: int, n_neighbors: int | None, templates: int) -> None:
     model = SoftKNNClassifier(n_neighbors=n_neighbors)

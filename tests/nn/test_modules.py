@@ -118,6 +118,7 @@ def test_public_names():
         "Sinkhorn",
         "SoftTopK",
         "SortedSoftTopK",
+        "WidthSchedule",
         "entropic_plan",
         "eps_for",
         "log_soft_topk",

@@ -214,9 +214,7 @@ class Sharpness(NamedTuple):
         if rows == 0:
             return "no rows"
         if not self.choice.any():
-            return (
-                "nothing to decide: in every row all or none of the elements are selected, or NaN"
-            )
+            return "nothing to decide: all or none of the elements of a row are selected, or NaN"
         undecided, misplaced, receiving, k = (
             float(each[self.choice].double().mean())
             for each in (self.undecided, self.misplaced, self.receiving, self.k)

@@ -333,8 +333,9 @@ class SoftKNNEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
                 for _ in range(training.steps_per_epoch):
                     steps.append(training.advance())
                     guard.follow(steps[-1]["loss"])
-                if training.objective.width is not None:  # the first step has decided
-                    self.eps_ = float(training.objective.eps)  # type: ignore[arg-type]
+                if training.objective.width is not None:  # a step has decided, if it had a choice
+                    found = float(training.objective.eps)  # type: ignore[arg-type]
+                    self.eps_ = 1.0 if math.isnan(found) else found
                 facts = {name: float(np.mean([step[name] for step in steps])) for name in steps[0]}
                 facts = {name: value for name, value in facts.items() if not math.isnan(value)}
                 if validation is not None:

@@ -27,8 +27,9 @@ class SoftTopKAttention(Tempered, nn.MultiheadAttention):
 
     The attention is `soft_topk_attention`. The constructor, the call, the returned weights and the
     state dict are those of ``nn.MultiheadAttention``, so that one can take the other's place, in
-    ``nn.TransformerEncoderLayer`` too. (With ``width`` or ``learn_eps`` the state dict has eps, too.) With ``topk`` at least the number of keys they compute the
-    same, but for a query without any key: it attends to nothing here.
+    ``nn.TransformerEncoderLayer`` too. (With ``width`` or ``learn_eps`` the state dict also has the
+    temperature.) With ``topk`` at least the number of keys they compute the same, but for a query
+    without any key: it attends to nothing here.
 
     Args:
         topk: How many keys; those of ``add_bias_kv`` and ``add_zero_attn`` count among them.

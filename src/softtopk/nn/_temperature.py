@@ -92,7 +92,7 @@ class Tempered(nn.Module):
         held = self._held()
         limits = torch.finfo(held.dtype)
         with torch.no_grad():
-            eps = eps.clamp(limits.tiny, limits.max)
+            eps = eps.to(held.dtype).clamp(limits.tiny, limits.max)
             held.copy_(eps.log() if self.learn_eps else eps)
         self._again, self._settled = False, True
 
@@ -106,7 +106,8 @@ class Tempered(nn.Module):
             # Neither infinite nor zero, nor so after a half of it.
             limits = torch.finfo(self.log_eps.dtype)
             return self.log_eps.clamp(math.log(limits.tiny) + 1, math.log(limits.max) - 1).exp()
-        return getattr(self, "_eps", None) if self._width is None else self.calibrated_eps
+        given: Any = getattr(self, "_eps", None)
+        return given if self._width is None else self.calibrated_eps
 
     @eps.setter
     def eps(self, eps: Strength) -> None:
@@ -243,9 +244,7 @@ class WidthSchedule:
                 f"module has no part with a width, got {type(module).__name__}; make it with width="
             )
         if any(part.learn_eps for part in self._modules):
-            raise ValueError(
-                "a schedule would overwrite what learn_eps=True learns; use one of them"
-            )
+            raise ValueError("a schedule would overwrite what learn_eps=True learns; use one")
         given = None if start is None else check_positive("start", start)
         self._starts = [float(given or part.width or 0) for part in self._modules]
         self.end = check_positive("end", end)

@@ -347,7 +347,9 @@ def test_a_record_of_another_device_can_be_read(everything: Path, tmp_path: Path
 
 def test_a_run_to_resume_that_is_not_there_is_said(tmp_path: Path, capsys: Any) -> None:
     args = ["--method", "knn", "--resume", "--out", str(tmp_path / "typo")]
-    assert exit_code("train", *args) == 0
+    said = complaint(capsys, "train", *args)  # not trained on the default data
+    assert re.search(r"there is no run in .*typo.* --data to start a new one", said)
+    assert exit_code("train", "--data", "digits", *args) == 0
     assert "there is no run in" in capsys.readouterr().out
 
 
@@ -621,8 +623,8 @@ def test_a_full_disk_while_training_is_said_and_can_be_mended(
 ) -> None:
     """At each of the first writes: records, metrics, checkpoints, weights."""
     out = tmp_path / "run"
-    args = ["train", "--method", "ce", *QUICK[:2], "--epochs", "1", "--threads", "1"]
-    args += ["--out", str(out), "--resume"]
+    args = ["train", "--data", "digits", "--method", "ce", *QUICK[:2], "--epochs", "1"]
+    args += ["--threads", "1", "--out", str(out), "--resume"]
     real, writes = os.fsync, iter(range(survived))
     with monkeypatch.context() as patch:
         patch.setattr(

@@ -59,10 +59,18 @@ class Settings(Recipe, Declared):
         shown=PRESET,
     )  # fmt: skip
     batch_size: int = setting(
-        Recipe.batch_size, "Queries in a step.", group=TRAINING, only=_TRAINED
+        Recipe.batch_size,
+        "Queries in a step.",
+        group=TRAINING,
+        only=_TRAINED,
+        shown="100; by the number of rows for your own table",
     )
     template_size: int = setting(
-        Recipe.template_size, "Templates in a step.", group=TRAINING, only=_TRAINED | _RELAXED
+        Recipe.template_size,
+        "Templates in a step.",
+        group=TRAINING,
+        only=_TRAINED | _RELAXED,
+        shown="100; by the number of rows for your own table",
     )
     templates_per_class: int = setting(
         Recipe.templates_per_class,
@@ -127,7 +135,8 @@ class Settings(Recipe, Declared):
     # smaller residual networks bring CIFAR-10 within reach of a CPU.
     network: str = setting(
         "auto",
-        "The feature network; auto is the paper's: resnet18 for cifar10, convnet for the others.",
+        "The feature network for images. auto is the paper's: resnet18 for cifar10, convnet for "
+        "the others; for your own images it is one for their size.",
         choices=tuple(NETWORKS),
         group=IMAGES,
         only=_TRAINED | _SEEN,

@@ -117,6 +117,11 @@ def make_plan(options: Train, given: Mapping[str, Any]) -> Plan:
     here = str(options.data_dir.resolve()) if options.data_dir else None
     if options.resume and (options.out / "config.json").exists():
         return _resumed(options, given, here)
+    if options.resume and "data" not in given:
+        raise UsageError(
+            f"--resume: there is no run in {options.out} to go on with; give the --out of one, or "
+            "--data to start a new one"
+        )
     own = None
     if given.get("data", DATA[0]) not in DATA:
         own = read(given["data"], given.get("target"), given.get("ignore"))
