@@ -74,7 +74,7 @@ def figures(model: Any, X: np.ndarray, y: np.ndarray) -> list[float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--objective", choices=["vote", "nll"], default="vote")
+    parser.add_argument("--objective", choices=["vote", "nll"], default="nll")
     args = parser.parse_args()
     torch.set_num_threads(1)
     print("| table | votes | log-loss | ECE | accuracy |\n|---|---|--:|--:|--:|")
