@@ -332,7 +332,8 @@ class SoftKNNEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
                 steps = []
                 for _ in range(training.steps_per_epoch):
                     steps.append(training.advance())
-                    guard.follow(steps[-1]["loss"])
+                    if validation is None:  # which has weights of its own to take
+                        guard.follow(steps[-1]["loss"])
                 if training.objective.width is not None:  # a step has decided, if it had a choice
                     found = float(training.objective.eps)  # type: ignore[arg-type]
                     self.eps_ = 1.0 if math.isnan(found) else found

@@ -39,7 +39,7 @@ class Probe:
 
 
 def probe(peer: Peer, case: Case, *, threads: int, seconds: float, memory: int) -> Probe:
-    """Run `peer` once on `case`, for at most so many seconds and bytes."""
+    """Run `peer` once on `case`, within limits of seconds and bytes."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["softtopk.experiments.bench._probe"])
     receiver, sender = context.Pipe(duplex=False)

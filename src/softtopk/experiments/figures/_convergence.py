@@ -52,7 +52,7 @@ def make(queries: int = QUERIES, tried: Sequence[int] = TRIED) -> Errors:
 
 
 def _by_sinkhorn(scores: Tensor, eps: float, truth: Tensor, tried: Sequence[int]) -> Convergence:
-    """After so many iterations, up to where it stops by itself in every row."""
+    """After each number of iterations, up to where it stops by itself in every row."""
     errors: list[float] = []
     for iterations in tried:
         with warnings.catch_warnings(record=True) as raised:

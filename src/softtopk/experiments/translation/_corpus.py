@@ -39,7 +39,7 @@ class Split:
         return digest.hexdigest()
 
     def at_most(self, words: int) -> Split:
-        """The pairs whose source has so many words or fewer."""
+        """The pairs whose source has at most this many words."""
         kept = [i for i, source in enumerate(self.sources) if len(source.split()) <= words]
         return Split([self.sources[i] for i in kept], [self.targets[i] for i in kept])
 
@@ -69,7 +69,7 @@ class Corpus:
         return zip(PARTS, (self.train, self.valid, self.test), strict=True)
 
     def at_most(self, words: int) -> Corpus:
-        """The pairs whose source has so many words or fewer.
+        """The pairs whose source has at most this many words.
 
         The targets are not looked at, so that the reference has no say in what is asked.
         """

@@ -109,7 +109,7 @@ def mean_tokens_holding(
 
 
 def _of_bounded_size(pairs: Sequence[Pair]) -> Iterator[Sequence[Pair]]:
-    """Batches whose maps have so many weights at most, if the pairs do not differ much in length.
+    """Batches whose maps have at most this many weights, if the pairs do not differ much in length.
 
     Long sentences have maps that would not fit in memory side by side.
     """

@@ -319,7 +319,7 @@ def search_options(objective: str, settings: Settings) -> dict[str, Any]:
 
 
 def make_recipe(stage: str, settings: Settings, batches: int) -> Recipe:
-    """How to train in a stage, if an epoch has so many ``batches``."""
+    """How to train in a stage whose epochs have this number of ``batches``."""
     first = stage == PRETRAIN
     search = search_options(stage, settings)
     if search:
