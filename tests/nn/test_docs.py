@@ -1,12 +1,25 @@
-"""The code of docs/attention.md runs, and prints what the page says."""
+"""The code of the pages runs, and prints what they say."""
 
 import re
 from pathlib import Path
 
-PAGE = (Path(__file__).parents[2] / "docs" / "attention.md").read_text(encoding="utf-8")
+import pytest
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 
-def test_the_page(capsys):
-    code, claimed = re.search(r"```python\n(.*?)```\n\n```\n(.*?)```", PAGE, re.DOTALL).groups()
+@pytest.mark.parametrize("name", ["attention", "choosing"])
+def test_the_page(name, capsys):
+    page = (DOCS / f"{name}.md").read_text(encoding="utf-8")
+    code, claimed = re.search(r"```python\n(.*?)```\n\n```\n(.*?)```", page, re.DOTALL).groups()
     exec(code, {})
     assert capsys.readouterr().out == claimed
+
+
+def test_the_schedule_of_the_page():
+    page = (DOCS / "choosing.md").read_text(encoding="utf-8")
+    first, schedule = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[:2]
+    names = {}
+    exec(first, names)
+    exec(schedule, names)
+    assert names["select"].width < 100
