@@ -57,13 +57,6 @@ def make_frame(n: int = 60) -> pd.DataFrame:
     return frame.assign(animal=np.array(NAMES)[labels])
 
 
-@pytest.fixture(autouse=True)
-def _keep_threads() -> Any:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("table") / "zoo.csv"
