@@ -1,13 +1,14 @@
 """Which path a call takes, and nothing else.
 
-An operator has three paths, with the same results:
+An operator has four paths, with the same results:
 
 - ``"native"``: a call of the native library (`softtopk.kernels`) each way. On the CPU, when nothing
   watches the single operations.
+- ``"triton"``: a launch each way. On a GPU, likewise.
 - ``"opaque"``: a custom operator, one node of a graph. For tensors that are traced: inside of
   ``torch.compile`` and ``torch.export``, fake tensors, subclasses that take operations over.
-- ``"plain"``: ordinary operations of torch. For all else: accelerators, ``torch.func``, forward
-  mode, and where there is no native library.
+- ``"plain"``: ordinary operations of torch. For all else: ``torch.func``, forward mode, and where
+  there are no kernels.
 
 This is the only module that calls private functions of torch. For a version that lacks one, the
 second argument of `_private` is what takes its place: the answer that leads to the plain path.
@@ -16,7 +17,7 @@ second argument of `_private` is what takes its place: the answer that leads to 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -24,7 +25,10 @@ from torch.autograd import forward_ad
 
 from . import kernels
 
-Path = Literal["native", "opaque", "plain"]
+if TYPE_CHECKING:
+    from .kernels._triton import Triton
+
+Path = Literal["native", "triton", "opaque", "plain"]
 
 
 def _private(owner: str, name: str, otherwise: Any) -> Callable[..., Any]:
@@ -49,8 +53,11 @@ def path_of(scores: Tensor, *others: object, fixed: Sequence[object] = ()) -> Pa
         return "plain"
     tensors = [scores, *constants, *(value for value in others if isinstance(value, Tensor))]
     if is_traced(scores):
-        return "opaque" if all(value.device.type == "cpu" for value in tensors) else "plain"
-    return "native" if library_for(*tensors) is not None else "plain"
+        same = all(tensor.device == scores.device for tensor in tensors)
+        return "opaque" if same and kernels.covers(scores.device) else "plain"
+    if library_for(*tensors) is not None:
+        return "native"
+    return "triton" if triton_for(*tensors) is not None else "plain"
 
 
 def library_for(*tensors: Tensor) -> kernels.Native | None:
@@ -58,6 +65,16 @@ def library_for(*tensors: Tensor) -> kernels.Native | None:
     if not is_readable(*tensors) or in_forward_mode() or tensors[0].numel() == 0:
         return None
     return kernels.native()
+
+
+def triton_for(*tensors: Tensor) -> Triton | None:
+    """The Triton kernels if they can work on these tensors now, else None."""
+    if _is_watched() or in_forward_mode() or tensors[0].numel() == 0:
+        return None
+    device = tensors[0].device
+    if not all(tensor.device == device and is_ordinary(tensor) for tensor in tensors):
+        return None
+    return kernels.triton_for(device)
 
 
 def is_traced(tensor: Tensor) -> bool:
@@ -71,9 +88,14 @@ def is_readable(*tensors: Tensor) -> bool:
     There are values, no device has to be waited for, and neither a ``torch.func`` transform nor a
     tracer is in the way.
     """
-    if torch.compiler.is_compiling() or _tracing_state() is not None or _observers() > 0:
+    if _is_watched() or kernels.is_interpreting():
         return False
     return all(tensor.is_cpu and is_ordinary(tensor) for tensor in tensors)
+
+
+def _is_watched() -> bool:
+    """Whether something has to see every single operation."""
+    return torch.compiler.is_compiling() or _tracing_state() is not None or _observers() > 0
 
 
 def is_ordinary(tensor: Tensor) -> bool:

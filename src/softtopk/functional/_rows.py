@@ -3,7 +3,7 @@
 Users may choose a dimension, the smallest instead of the largest, a mask, infinite scores, half
 precision, a normalised cost. All of that is settled here, once, so that the solvers see rows
 ``(..., n)`` of float32 or float64 in which -inf means "takes no part" and +inf "comes first". (The
-native kernels apply mask and direction themselves.)
+native kernels apply mask and direction themselves, those for accelerators read half precision too.)
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _TINY = {dtype: torch.finfo(dtype).tiny for dtype in (torch.float32, torch.float
 class Rows(NamedTuple):
     """The arguments that all operators share: checked, the dimension moved to the end."""
 
-    scores: Tensor  #: (..., n), float32 or float64, otherwise as given
+    given: Tensor  #: (..., n), the scores in their own dtype
     mask: Tensor | None  #: (..., n)
     tau: Strength  #: temperature eps * scale / 2, a float or (..., 1)
     scale: Strength  #: divisor of the cost, 1.0 or (..., 1)
@@ -46,11 +46,16 @@ class Rows(NamedTuple):
 
     @property
     def n(self) -> int:
-        return self.scores.shape[-1]
+        return self.given.shape[-1]
 
     @property
     def batch(self) -> torch.Size:
-        return self.scores.shape[:-1]
+        return self.given.shape[:-1]
+
+    @property
+    def scores(self) -> Tensor:
+        """(..., n), float32 or float64."""
+        return self.given.to(compute_dtype(self.given.dtype))
 
     def canonical(self) -> Rows:
         """The same with scores whose largest are wanted, -inf where the mask excludes them.
@@ -58,7 +63,7 @@ class Rows(NamedTuple):
         ``largest`` still says what was asked for.
         """
         x = canonical(self.scores, self.mask, self.largest)
-        return self._replace(scores=x, mask=None)
+        return self._replace(given=x, mask=None)
 
     def restore(self, result: Tensor, axis: int = -1) -> Tensor:
         """``result`` in the dtype of the scores, with its ``axis`` of size n back in place."""
@@ -94,13 +99,12 @@ def rows_of(
         mask = mask.expand(scores.shape).movedim(dim, -1)
     if dim != scores.ndim - 1:
         scores = scores.movedim(dim, -1)
-    if dtype is not compute_dtype(dtype):
-        scores = scores.to(compute_dtype(dtype))
     scale: Strength = 1.0
     if normalize is not None:
-        taking_part = canonical(scores.detach(), mask, largest=True)  # only infinity has a sign
+        wide = scores.detach().to(compute_dtype(dtype))
+        taking_part = canonical(wide, mask, largest=True)  # only infinity has a sign
         scale = largest_cost(taking_part, last_anchor, normalize)
-    tau = temperature(eps, scale, scores.dtype)
+    tau = temperature(eps, scale, compute_dtype(dtype))
     return Rows(scores, mask, tau, scale, eps, dim, dtype, largest)
 
 

@@ -20,9 +20,11 @@ from torch import Tensor
 from .. import kernels
 from .._checks import Count, Strength, check_flag
 from .._dispatch import dense, library_for, may_differentiate, path_of
+from ._launch import launch
 from ._rows import (
     Normalize,
     Rows,
+    canonical,
     compute_dtype,
     hard_selection,
     largest_of,
@@ -36,6 +38,7 @@ from ._unsorted import (
     gradient_in_scores,
     gradient_in_tau,
     log_indicator,
+    plain_log_indicator,
     slopes,
 )
 
@@ -83,13 +86,24 @@ def soft_topk_softmax(
         kept = _hard_softmax(rows, k)
         if not may_differentiate(rows.scores, rows.tau, k):
             return rows.restore(kept)
-    path = path_of(rows.scores, rows.tau, fixed=(rows.mask, k))
-    if sinkhorn_of(solver) is None and path == "native":
+    path = path_of(rows.given, rows.tau, fixed=(rows.mask, k))
+    if sinkhorn_of(solver) is not None:
+        log_a = log_indicator(rows, k, solver)
+        weights = softmax_or_zero(_from_largest(rows.canonical().scores) + log_a)
+    elif path == "native":
         weights = _softmax(rows, k)
+    elif path == "triton":
+        weights = launch("softmax", rows, k, _plain_softmax)
     else:
-        x = _from_largest(rows.canonical().scores)
-        weights = softmax_or_zero(x + log_indicator(rows, k, solver))
+        weights = _plain_softmax(rows.scores, rows.mask, k, rows.tau)
     return rows.restore(straight_through(kept, weights) if hard else weights)
+
+
+def _plain_softmax(
+    x: Tensor, mask: Tensor | None, k: Count, tau: Strength, largest: bool = True
+) -> Tensor:
+    log_a = plain_log_indicator(x, mask, k, tau, largest)
+    return softmax_or_zero(_from_largest(canonical(x, mask, largest)) + log_a)
 
 
 def softmax_of_largest(scores: Tensor, mask: Tensor | None, k: int) -> tuple[Tensor, Tensor]:

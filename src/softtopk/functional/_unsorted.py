@@ -46,8 +46,10 @@ from .._dispatch import (
     may_differentiate,
     path_of,
     refuse_forward_mode,
+    triton_for,
 )
 from ._autograd import batch_first, opaque
+from ._launch import launch
 from ._rows import (
     Normalize,
     Rows,
@@ -126,13 +128,17 @@ def _sides(d: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _solve_offset(d: Tensor, k: Tensor) -> Tensor:
-    """The root by the native library where that is possible."""
-    library = library_for(d, k)
-    if library is None:
+    """The root by a kernel where that is possible."""
+    library, accelerator = library_for(d, k), triton_for(d, k)
+    if library is not None:
+        offset = d.new_empty(*d.shape[:-1], 1)
+        places = k.to(torch.float64).contiguous()
+        library.threshold(d.contiguous(), None, places, 1.0, True, offset=offset)
+    elif accelerator is not None:
+        _, state = accelerator.solve("threshold", d, None, k, 1.0, True)
+        offset = state[1].view(*d.shape[:-1], 1)
+    else:
         return solve_offset(d, k)[0]
-    offset = d.new_empty(*d.shape[:-1], 1)
-    places = k.to(torch.float64).contiguous()
-    library.threshold(d.contiguous(), None, places, 1.0, True, offset=offset)
     # Where everything or nothing is selected; finite, since distances may be infinite there.
     return offset.nan_to_num(0.0, posinf=0.0, neginf=-0.125 * torch.finfo(d.dtype).max)
 
@@ -278,8 +284,11 @@ def _logits(x: Tensor, k: Count, tau: Strength) -> Tensor:
 
 def indicator(rows: Rows, k: Count) -> Tensor:
     """A (..., n) by the exact solver."""
-    x, mask, tau, largest = rows.scores, rows.mask, rows.tau, rows.largest
-    path = path_of(x, tau, fixed=(mask, k))
+    mask, tau, largest = rows.mask, rows.tau, rows.largest
+    path = path_of(rows.given, tau, fixed=(mask, k))
+    if path == "triton":
+        return launch("indicator", rows, k, _plain_indicator)
+    x = rows.scores
     if path == "native":
         if may_differentiate(x, tau):
             return _Indicator.apply(x, mask, k, tau, largest)
@@ -288,16 +297,25 @@ def indicator(rows: Rows, k: Count) -> Tensor:
         refuse_forward_mode()
         places = places_of(k, x).expand(*rows.batch, 1)
         return _soft_topk_op(x, mask, places, column(tau, x), largest)
-    return torch.sigmoid(_logits(rows.canonical().scores, k, tau))
+    return _plain_indicator(x, mask, k, tau, largest)
+
+
+def _plain_indicator(
+    x: Tensor, mask: Tensor | None, k: Count, tau: Strength, largest: bool
+) -> Tensor:
+    return torch.sigmoid(_logits(canonical(x, mask, largest), k, tau))
 
 
 def _solve(
     x: Tensor, mask: Tensor | None, k: Count, tau: Strength, largest: bool
 ) -> tuple[Tensor, bool]:
     """A (..., n), and whether some of it may belong to infinite scores that share their places."""
+    accelerator = triton_for(x)
+    if accelerator is not None:
+        return accelerator.solve("indicator", x, mask, k, tau, largest)[0], True
     library = kernels.native() if x.is_cpu and x.numel() else None
     if library is None:
-        return torch.sigmoid(_logits(canonical(x, mask, largest), k, tau)), True
+        return _plain_indicator(x, mask, k, tau, largest), True
     x = dense(x)
     a = torch.empty_like(x)
     mask = None if mask is None else mask.contiguous()
@@ -414,13 +432,30 @@ _soft_topk_op = opaque(
 
 def log_indicator(rows: Rows, k: Count, solver: Solver) -> Tensor:
     """log A (..., n)."""
-    rows, sinkhorn = rows.canonical(), sinkhorn_of(solver)
+    sinkhorn = sinkhorn_of(solver)
     if sinkhorn is not None:
-        return log_indicator_by_sinkhorn(rows, k, sinkhorn)
-    logits = _logits(rows.scores, k, rows.tau)
+        return log_indicator_by_sinkhorn(rows.canonical(), k, sinkhorn)
+    if path_of(rows.given, rows.tau, fixed=(rows.mask, k)) == "triton":
+        return launch("log_indicator", rows, k, plain_log_indicator)
+    return plain_log_indicator(rows.scores, rows.mask, k, rows.tau, rows.largest)
+
+
+def plain_log_indicator(
+    x: Tensor, mask: Tensor | None, k: Count, tau: Strength, largest: bool
+) -> Tensor:
+    logits = _logits(canonical(x, mask, largest), k, tau)
     # log sigmoid as a softplus, which keeps less for backward than logsigmoid. At -inf its slope
     # is 1, which would let the constant -inf move the threshold.
     return torch.where(logits == -math.inf, -math.inf, -F.softplus(-logits, threshold=50.0))
+
+
+def _plain_threshold(
+    x: Tensor, mask: Tensor | None, k: Count, tau: Strength, largest: bool
+) -> Tensor:
+    """(..., 1)"""
+    pivot, offset, _ = threshold_of(canonical(x, mask, largest), k, tau)
+    threshold = torch.where(pivot.isinf(), pivot, pivot + tau * offset)
+    return threshold if largest else -threshold
 
 
 # The public functions.
@@ -560,11 +595,12 @@ def topk_threshold(
     rows, k = unsorted_rows(
         scores, k, eps=eps, dim=dim, largest=largest, mask=mask, normalize=normalize
     )
-    rows, sinkhorn = rows.canonical(), sinkhorn_of(solver)
+    sinkhorn = sinkhorn_of(solver)
     if sinkhorn is not None:
-        threshold = threshold_by_sinkhorn(rows, k, sinkhorn)
+        threshold = threshold_by_sinkhorn(rows.canonical(), k, sinkhorn)
+        threshold = threshold if largest else -threshold
+    elif path_of(rows.given, rows.tau, fixed=(rows.mask, k)) == "triton":
+        threshold = launch("threshold", rows, k, _plain_threshold)
     else:
-        pivot, offset, _ = threshold_of(rows.scores, k, rows.tau)
-        threshold = torch.where(pivot.isinf(), pivot, pivot + rows.tau * offset)
-    threshold = threshold if rows.largest else -threshold
+        threshold = _plain_threshold(rows.scores, rows.mask, k, rows.tau, largest)
     return threshold.to(rows.dtype).squeeze(-1)

@@ -1,9 +1,21 @@
-"""Optional fast paths behind the operators: a native library for the CPU.
+"""Optional fast paths behind the operators: a native library for the CPU, Triton for GPUs.
 
-Without it the operators are computed by plain PyTorch operations, with the same results.
+Without them the operators are computed by plain PyTorch operations, with the same results.
 """
 
+from ._accelerator import accelerator_status, covers, interpreted, is_interpreting, triton_for
 from ._calls import Native
 from ._library import Status, native, plain, status
 
-__all__ = ["Native", "Status", "native", "plain", "status"]
+__all__ = [
+    "Native",
+    "Status",
+    "accelerator_status",
+    "covers",
+    "interpreted",
+    "is_interpreting",
+    "native",
+    "plain",
+    "status",
+    "triton_for",
+]

@@ -101,6 +101,11 @@ def status() -> Status:
     return (_outcome or _load_once()).status
 
 
+def plain_depth() -> int:
+    """How many contexts of `plain` this is inside of."""
+    return _plain_depth
+
+
 @contextmanager
 def plain() -> Iterator[None]:
     """Within this context every thread of the process takes the plain path, to compare the two."""

@@ -1,0 +1,5 @@
+"""Kernels for accelerators, in Triton. Importing this package imports triton."""
+
+from ._launch import Quantity, Triton
+
+__all__ = ["Quantity", "Triton"]

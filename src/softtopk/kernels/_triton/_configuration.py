@@ -1,0 +1,67 @@
+"""How a launch is cut up: a pure function of the problem and the device."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+#: Rows of at most so many elements are kept in registers. Above, the compilers spill.
+LONGEST_IN_REGISTERS = {torch.float32: 8192, torch.float64: 2048}
+#: Elements of one program, if its rows are shorter than that.
+TILE = 1024
+#: Elements of one pass over a long row, and the fewest that are worth a program of their own.
+BLOCK = 2048
+PART = 8 * BLOCK
+
+
+class Device(NamedTuple):
+    """What decides about a launch."""
+
+    multiprocessors: int
+    threads_per_warp: int  #: 32 (NVIDIA) or 64 (AMD)
+
+
+class Short(NamedTuple):
+    """Whole rows in the registers of a program."""
+
+    rows: int  #: per program
+    columns: int  #: a power of two, at least n
+    warps: int
+
+
+class Long(NamedTuple):
+    """A row in passes over blocks."""
+
+    programs: int  #: per row
+    block: int
+    warps: int
+
+    @property
+    def padded_programs(self) -> int:
+        return _power_of_two(self.programs)
+
+
+def configuration(n: int, rows: int, dtype: torch.dtype, device: Device) -> Short | Long:
+    """For ``rows`` rows of ``n`` elements that are computed in ``dtype``, float32 or float64."""
+    per_thread = 8 if dtype is torch.float64 else 16
+    if n > LONGEST_IN_REGISTERS[dtype]:
+        programs = 1
+        if rows < device.multiprocessors:
+            # All of them run at once, so that they can wait for each other.
+            programs = min(device.multiprocessors // rows, -(-n // PART))
+        return Long(programs, BLOCK, _warps(BLOCK, 8, device))
+    columns = _power_of_two(n)
+    together = max(1, TILE // columns)
+    while together > 1 and rows < together * device.multiprocessors:
+        together //= 2
+    elements = together * columns
+    return Short(together, columns, _warps(elements, 8 if elements <= TILE else per_thread, device))
+
+
+def _warps(elements: int, per_thread: int, device: Device) -> int:
+    return max(1, elements // (per_thread * device.threads_per_warp))
+
+
+def _power_of_two(value: int) -> int:
+    return 1 << (value - 1).bit_length()
