@@ -1,4 +1,13 @@
-"""The ways to compute the operators: the native library, plain PyTorch operations, and Sinkhorn."""
+"""The ways to compute the operators: the native library, Triton kernels, plain PyTorch operations,
+and Sinkhorn.
+
+There need not be a GPU for the Triton kernels: they run in Triton's interpreter, which is told so
+before triton is imported.
+"""
+
+import os
+
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,9 +19,13 @@ from softtopk import Sinkhorn, kernels
 
 @contextmanager
 def taking(path: str) -> Iterator[None]:
-    """The exact solver takes this path, "native" or "plain"."""
+    """The exact solver takes this path, "native", "triton" or "plain"."""
     if path == "plain":
         with kernels.plain():
+            yield
+    elif path == "triton":
+        pytest.importorskip("triton")
+        with kernels.interpreted():
             yield
     elif kernels.status().active:
         yield

@@ -15,6 +15,10 @@ BLOCK = 2048
 PART = 8 * BLOCK
 
 
+#: Shorter rows are filled up to so many elements: fewer kernels to compile.
+FEWEST = 8
+
+
 class Device(NamedTuple):
     """What decides about a launch."""
 
@@ -38,7 +42,8 @@ class Long(NamedTuple):
     warps: int
 
     @property
-    def padded_programs(self) -> int:
+    def padded(self) -> int:
+        """The number of programs, or the next power of two."""
         return _power_of_two(self.programs)
 
 
@@ -51,10 +56,10 @@ def configuration(n: int, rows: int, dtype: torch.dtype, device: Device) -> Shor
             # All of them run at once, so that they can wait for each other.
             programs = min(device.multiprocessors // rows, -(-n // PART))
         return Long(programs, BLOCK, _warps(BLOCK, 8, device))
-    columns = _power_of_two(n)
+    columns = max(FEWEST, _power_of_two(n))
     together = max(1, TILE // columns)
-    while together > 1 and rows < together * device.multiprocessors:
-        together //= 2
+    if rows < together * device.multiprocessors:
+        together = 1  # rather a program for every row than none for some multiprocessors
     elements = together * columns
     return Short(together, columns, _warps(elements, 8 if elements <= TILE else per_thread, device))
 

@@ -120,7 +120,7 @@ class _Call:
         cut, cooperative = self.cut, False
         if isinstance(cut, Long):
             programs, cooperative = self.rows * cut.programs, cut.programs > 1
-            others |= {"P": cut.programs, "PP": cut.padded_programs, "BLOCK": cut.block}
+            others |= {"P": cut.programs, "PP": cut.padded, "BLOCK": cut.block}
             others |= {"sums": None, "meetings": None}
             if cooperative:
                 sums = (self.rows, 2, _long.SLOTS.value, cut.programs)

@@ -31,6 +31,7 @@ from ._solver import (
     odds,
     row_of_mask,
     settle,
+    share_of,
     smallest,
     tail_of,
 )
@@ -48,9 +49,9 @@ SLOTS = tl.constexpr(8)
 
 
 @triton.jit
-def _meet(counter, turn, P: tl.constexpr):
+def _meet(counter, turn, P, PP: tl.constexpr):
     """Wait until all P programs of the row are here, for the ``turn``-th time."""
-    if P > 1:
+    if PP > 1:
         tl.debug_barrier()  # all threads of this program have written
         tl.atomic_add(counter, 1, sem="release", scope="gpu")
         while tl.atomic_add(counter, 0, sem="acquire", scope="gpu") < turn * P:
@@ -59,13 +60,13 @@ def _meet(counter, turn, P: tl.constexpr):
 
 
 @triton.jit
-def _leave(sums, turn, slot: tl.constexpr, part, value, P: tl.constexpr):
-    if P > 1:
+def _leave(sums, turn, slot: tl.constexpr, part, value, P, PP: tl.constexpr):
+    if PP > 1:
         tl.store(sums + ((turn % 2) * SLOTS + slot) * P + part, value)
 
 
 @triton.jit
-def _left(sums, turn, slot: tl.constexpr, other, P: tl.constexpr, PP: tl.constexpr):
+def _left(sums, turn, slot: tl.constexpr, other, P, PP: tl.constexpr):
     """What every program of the row has left, and ``other`` beyond them."""
     program = tl.arange(0, PP)
     at = sums + ((turn % 2) * SLOTS + slot) * P + program
@@ -73,26 +74,227 @@ def _left(sums, turn, slot: tl.constexpr, other, P: tl.constexpr, PP: tl.constex
 
 
 @triton.jit
-def _sum(sums, turn, slot: tl.constexpr, own, P: tl.constexpr, PP: tl.constexpr):
-    if P > 1:
+def _sum(sums, turn, slot: tl.constexpr, own, P, PP: tl.constexpr):
+    if PP > 1:
         return tl.sum(_left(sums, turn, slot, 0.0, P, PP), 0)
     else:
         return own
 
 
 @triton.jit
-def _largest(sums, turn, slot: tl.constexpr, own, P: tl.constexpr, PP: tl.constexpr):
-    if P > 1:
+def _largest(sums, turn, slot: tl.constexpr, own, P, PP: tl.constexpr):
+    if PP > 1:
         return tl.max(_left(sums, turn, slot, float("-inf"), P, PP), 0)
     else:
         return own
 
 
 @triton.jit
-def _part_of(n, part, P: tl.constexpr, BLOCK: tl.constexpr):
+def _part_of(n, part, P, BLOCK: tl.constexpr):
     """The elements of the row that are this program's: from, to."""
     size = tl.cdiv(tl.cdiv(n, P), BLOCK) * BLOCK
     return part * size, tl.minimum(n, (part + 1) * size)
+
+
+@triton.jit
+def _block(source, start, LARGEST: tl.constexpr, DOUBLE: tl.constexpr, BLOCK: tl.constexpr):
+    """A block of the row: its elements in canonical form, their columns, and which of them are this
+    program's."""
+    x, mask, row, mask_row, n, begin, end = source
+    column = start + tl.arange(0, BLOCK)
+    inside = column < end
+    v = load_scores(x, mask, row, mask_row, column, inside, n, LARGEST, DOUBLE)
+    return v, column, inside
+
+
+@triton.jit
+def _digits(
+    source,
+    prefix,
+    i: tl.constexpr,
+    LARGEST: tl.constexpr,
+    DOUBLE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """How often each value occurs as the i-th digit of the keys that begin with ``prefix``."""
+    WIDTH: tl.constexpr = 64 if DOUBLE else 32
+    SIZE: tl.constexpr = min(DIGIT, WIDTH - DIGIT * i)
+    SHIFT: tl.constexpr = WIDTH - DIGIT * i - SIZE
+    LAST: tl.constexpr = (BINS >> (DIGIT - SIZE)) - 1
+    x, mask, row, mask_row, n, begin, end = source
+    counts = tl.zeros((BINS,), tl.int32)
+    for start in range(begin, end, BLOCK):
+        v, _, inside = _block(source, start, LARGEST, DOUBLE, BLOCK)
+        key = key_of(v, DOUBLE)
+        if i > 0:
+            inside = inside & ((key >> (SHIFT + SIZE)) == prefix)
+        counts += tl.histogram((key >> SHIFT).to(tl.int32) & LAST, BINS, mask=inside)
+    return counts
+
+
+@triton.jit
+def _extended(prefix, digit, i: tl.constexpr, DOUBLE: tl.constexpr):
+    WIDTH: tl.constexpr = 64 if DOUBLE else 32
+    SIZE: tl.constexpr = min(DIGIT, WIDTH - DIGIT * i)
+    return (prefix << SIZE) | digit.to(prefix.dtype)
+
+
+@triton.jit
+def _find_pivot(
+    source,
+    exchange,
+    rank,
+    DIGITS: tl.constexpr,
+    LARGEST: tl.constexpr,
+    DOUBLE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PP: tl.constexpr,
+):
+    """The element of this rank, how many are above it, and how many tie with it."""
+    sums, meetings, histograms, part, P = exchange
+    above = rank * 0
+    tied = rank * 0
+    value = tl.arange(0, BINS)
+    prefix = tl.full((), 0, tl.uint64 if DOUBLE else tl.uint32)
+    for i in tl.static_range(DIGITS):
+        counts = _digits(source, prefix, i, LARGEST, DOUBLE, BLOCK)
+        if PP > 1:
+            shared = histograms + i * BINS + value
+            tl.atomic_add(shared, counts, mask=counts > 0, sem="relaxed", scope="gpu")
+            _meet(meetings, i + 1, P, PP)
+            counts = tl.load(shared, volatile=True)
+        enough = tl.cumsum(counts, 0, reverse=True) >= rank
+        digit = tl.max(tl.where(enough, value, 0), 0)
+        before = tl.sum(tl.where(value > digit, counts, 0), 0)
+        tied = tl.sum(tl.where(value == digit, counts, 0), 0)
+        above += before
+        rank -= before
+        prefix = _extended(prefix, digit, i, DOUBLE)
+    WIDTH: tl.constexpr = 64 if DOUBLE else 32
+    REST: tl.constexpr = max(WIDTH - DIGIT * DIGITS, 0)
+    if REST > 0:
+        # Zeros in the numbers of a half dtype, and so ones in the keys of negative ones.
+        first = prefix << REST
+        ones = (tl.full((), 1, prefix.dtype) << REST) - 1
+        prefix = tl.where((prefix >> (WIDTH - 1 - REST)) != 0, first, first | ones)
+    return number_of_key(prefix, DOUBLE), above, tied
+
+
+@triton.jit
+def _kinds(
+    source,
+    exchange,
+    turn,
+    LARGEST: tl.constexpr,
+    DOUBLE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PP: tl.constexpr,
+):
+    """How many elements take part, are infinite, are NaN; and the largest. All in float64."""
+    sums, meetings, histograms, part, P = exchange
+    x, mask, row, mask_row, n, begin, end = source
+    taking_part = tl.full((), 0.0, tl.float64)
+    infinite, broken = taking_part, taking_part
+    largest = taking_part - float("inf")
+    for start in range(begin, end, BLOCK):
+        v, _, _ = _block(source, start, LARGEST, DOUBLE, BLOCK)
+        taking_part += tl.sum((v > float("-inf")).to(tl.int32), 0)
+        infinite += tl.sum((v == float("inf")).to(tl.int32), 0)
+        broken += tl.sum((v != v).to(tl.int32), 0)
+        largest = tl.maximum(largest, tl.max(v, 0))
+    if PP > 1:
+        _leave(sums, turn, 0, part, taking_part, P, PP)
+        _leave(sums, turn, 1, part, infinite, P, PP)
+        _leave(sums, turn, 2, part, broken, P, PP)
+        _leave(sums, turn, 3, part, largest, P, PP)
+        _meet(meetings, turn, P, PP)
+        taking_part = _sum(sums, turn, 0, taking_part, P, PP)
+        infinite = _sum(sums, turn, 1, infinite, P, PP)
+        broken = _sum(sums, turn, 2, broken, P, PP)
+        largest = _largest(sums, turn, 3, largest, P, PP)
+    return taking_part, infinite, broken, largest
+
+
+@triton.jit
+def _cold_tails(
+    source,
+    exchange,
+    turn,
+    pivot,
+    best,
+    rate,
+    LARGEST: tl.constexpr,
+    DOUBLE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PP: tl.constexpr,
+):
+    """The best distance of the rest, from ``best`` on, and the sums of the two tails where they are
+    pure exponentials. A better one scales the sum of those before it."""
+    sums, meetings, histograms, part, P = exchange
+    x, mask, row, mask_row, n, begin, end = source
+    rest = tl.full((), 0.0, tl.float64)
+    top = rest
+    for start in range(begin, end, BLOCK):
+        v, _, _ = _block(source, start, LARGEST, DOUBLE, BLOCK)
+        d = distance_of(v, pivot, rate)
+        new = tl.maximum(best, tl.max(tl.where(v < pivot, d, float("-inf")), 0))
+        e = tail_of(v, d, pivot, new)
+        rest = rest * tl.exp(best - new) + tl.sum(tl.where(v < pivot, e, 0.0), 0)
+        top += tl.sum(tl.where(v > pivot, e, 0.0), 0)
+        best = new
+    if PP > 1:
+        _leave(sums, turn, 0, part, best.to(tl.float64), P, PP)
+        _leave(sums, turn, 1, part, rest, P, PP)
+        _leave(sums, turn, 2, part, top, P, PP)
+        _meet(meetings, turn, P, PP)
+        bests = _left(sums, turn, 0, largest_below(DOUBLE), P, PP).to(best.dtype)
+        best = tl.max(bests, 0)
+        rest = tl.sum(_left(sums, turn, 1, 0.0, P, PP) * tl.exp(bests - best), 0)
+        top = _sum(sums, turn, 2, top, P, PP)
+    return best, rest.to(best.dtype), top.to(best.dtype)
+
+
+@triton.jit
+def _tails(
+    source,
+    exchange,
+    turn,
+    pivot,
+    best,
+    rate,
+    c_rest,
+    c_top,
+    LARGEST: tl.constexpr,
+    DOUBLE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PP: tl.constexpr,
+):
+    """The sums of e / (1 + c e) over the two tails, without ties, and of its square."""
+    sums, meetings, histograms, part, P = exchange
+    x, mask, row, mask_row, n, begin, end = source
+    rest = tl.full((), 0.0, tl.float64)
+    top, rest_square, top_square = rest, rest, rest
+    for start in range(begin, end, BLOCK):
+        v, _, _ = _block(source, start, LARGEST, DOUBLE, BLOCK)
+        e = tail_of(v, distance_of(v, pivot, rate), pivot, best)
+        e = tl.where(v == pivot, 0.0, e)
+        r = e / (1.0 + tl.where(v < pivot, c_rest, c_top) * e)
+        rest += tl.sum(tl.where(v < pivot, r, 0.0), 0)
+        top += tl.sum(tl.where(v < pivot, 0.0, r), 0)
+        rest_square += tl.sum(tl.where(v < pivot, r * r, 0.0), 0)
+        top_square += tl.sum(tl.where(v < pivot, 0.0, r * r), 0)
+    if PP > 1:
+        _leave(sums, turn, 0, part, rest, P, PP)
+        _leave(sums, turn, 1, part, top, P, PP)
+        _leave(sums, turn, 2, part, rest_square, P, PP)
+        _leave(sums, turn, 3, part, top_square, P, PP)
+        _meet(meetings, turn, P, PP)
+        rest = _sum(sums, turn, 0, rest, P, PP)
+        top = _sum(sums, turn, 1, top, P, PP)
+        rest_square = _sum(sums, turn, 2, rest_square, P, PP)
+        top_square = _sum(sums, turn, 3, top_square, P, PP)
+    dtype: tl.constexpr = best.dtype
+    return rest.to(dtype), top.to(dtype), rest_square.to(dtype), top_square.to(dtype)
 
 
 @triton.jit
@@ -112,174 +314,83 @@ def forward(
     tau_value: "fp64",
     mask_inner,
     mask_count,
+    P,
     MODE: tl.constexpr,
     LARGEST: tl.constexpr,
     DOUBLE: tl.constexpr,
     BITS: tl.constexpr,
-    P: tl.constexpr,
     PP: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """``state`` (STATE, rows). For P > 1: ``sums`` (rows, 2, SLOTS, P) in float64, and zeros:
-    ``meetings`` (rows,), ``histograms`` (rows, digits, BINS). PP is P or the next power of two."""
+    ``meetings`` (rows,), ``histograms`` (rows, digits, BINS). PP is P or the next power of two, and
+    so a constant of few values."""
     row = (tl.program_id(0) // P).to(tl.int64)
     part = tl.program_id(0) % P
     begin, end = _part_of(n, part, P, BLOCK)
-    mask_row = row_of_mask(row, mask_inner, mask_count)
+    source = (x, mask, row, row_of_mask(row, mask_inner, mask_count), n, begin, end)
     k = number_of(k_values, k_value, row, row < rows, True)
     tau = number_of(tau_values, tau_value, row, row < rows, DOUBLE)
-    if P > 1:
-        sums += row * (2 * SLOTS * P)
-        meetings += row
-    turn = 1
-    zero = (tau * 0.0).to(tl.float64)
-
-    # The pivot.
-    WIDTH: tl.constexpr = 64 if DOUBLE else 32
-    DIGITS: tl.constexpr = (BITS + DIGIT - 1) // DIGIT
-    rank = tl.minimum(tl.maximum(tl.ceil(k), 1.0), n).to(tl.int32)
-    above = rank * 0
-    tied = rank * 0
-    taking_part = rank * 0
-    infinite = rank * 0
-    broken = rank * 0
-    largest = zero - float("inf")
-    digit_index = tl.arange(0, BINS)
-    if DOUBLE:
-        prefix = tl.full((), 0, tl.uint64)
-    else:
-        prefix = tl.full((), 0, tl.uint32)
-    for i in tl.static_range(DIGITS):
-        SIZE: tl.constexpr = min(DIGIT, WIDTH - DIGIT * i)
-        SHIFT: tl.constexpr = WIDTH - DIGIT * i - SIZE
-        counts = tl.zeros((BINS,), tl.int32)
-        for start in range(begin, end, BLOCK):
-            column = start + tl.arange(0, BLOCK)
-            inside = column < end
-            v = load_scores(x, mask, row, mask_row, column, inside, n, LARGEST, DOUBLE)
-            key = key_of(v, DOUBLE)
-            digit = (key >> SHIFT).to(tl.int32) & ((1 << SIZE) - 1)
-            if i == 0:
-                counts += tl.histogram(digit, BINS, mask=inside)
-                taking_part += tl.sum((v > float("-inf")).to(tl.int32), 0)
-                infinite += tl.sum((v == float("inf")).to(tl.int32), 0)
-                broken += tl.sum((v != v).to(tl.int32), 0)
-                largest = tl.maximum(largest, tl.max(v, 0).to(tl.float64))
-            else:
-                counts += tl.histogram(digit, BINS, mask=inside & ((key >> (SHIFT + SIZE)) == prefix))
-        if P > 1:
-            shared = histograms + (row * DIGITS + i) * BINS + digit_index
-            tl.atomic_add(shared, counts, mask=counts > 0, sem="relaxed", scope="gpu")
-            if i == 0:
-                _leave(sums, turn, 0, part, taking_part.to(tl.float64), P)
-                _leave(sums, turn, 1, part, infinite.to(tl.float64), P)
-                _leave(sums, turn, 2, part, broken.to(tl.float64), P)
-                _leave(sums, turn, 3, part, largest, P)
-            _meet(meetings, turn, P)
-            counts = tl.load(shared, volatile=True)
-            if i == 0:
-                taking_part = _sum(sums, turn, 0, zero, P, PP).to(tl.int32)
-                infinite = _sum(sums, turn, 1, zero, P, PP).to(tl.int32)
-                broken = _sum(sums, turn, 2, zero, P, PP).to(tl.int32)
-                largest = _largest(sums, turn, 3, largest, P, PP)
-            turn += 1
-        enough = tl.cumsum(counts, 0, reverse=True) >= rank
-        digit = tl.max(tl.where(enough, digit_index, 0), 0)
-        before = tl.sum(tl.where(digit_index > digit, counts, 0), 0)
-        tied = tl.sum(tl.where(digit_index == digit, counts, 0), 0)
-        above += before
-        rank -= before
-        prefix = (prefix << SIZE) | digit.to(prefix.dtype)
-    REST: tl.constexpr = max(WIDTH - DIGIT * DIGITS, 0)
-    if REST > 0:
-        # Zeros in the numbers of a half dtype, and so ones in the keys of negative ones.
-        key = prefix << REST
-        prefix = tl.where((prefix >> (WIDTH - 1 - REST)) != 0, key, key | ((1 << REST) - 1))
-    pivot = settle(number_of_key(prefix, DOUBLE), k, taking_part, broken > 0)
-
-    # The best of the rest, and the two tails in the cold limit.
     rate = 1.0 / tau
     tiny = smallest(DOUBLE)
+    DIGITS: tl.constexpr = (BITS + DIGIT - 1) // DIGIT
+    if PP > 1:
+        sums += row * (2 * SLOTS * P)
+        meetings += row
+        histograms += row * (DIGITS * BINS)
+    exchange = (sums, meetings, histograms, part, P)
+
+    rank = tl.minimum(tl.maximum(tl.ceil(k), 1.0), n).to(tl.int32)
+    pivot, above, tied = _find_pivot(source, exchange, rank, DIGITS, LARGEST, DOUBLE, BLOCK, PP)
+    turn = DIGITS + 1
+    taking_part, infinite, broken, largest = _kinds(
+        source, exchange, turn, LARGEST, DOUBLE, BLOCK, PP
+    )
+    turn += 1
+    pivot = settle(pivot, k, taking_part, broken > 0)
     share = ((k - above) / tl.maximum(tied, 1)).to(tau.dtype)
     tied_top, tied_rest = tied * share, tied * (1.0 - share)
-    floor = (zero + largest_below(DOUBLE)).to(tau.dtype)
-    best = tl.where(tied_rest > 0.0, 0.0, floor)
-    rest, top = zero, zero
-    for start in range(begin, end, BLOCK):
-        column = start + tl.arange(0, BLOCK)
-        v = load_scores(x, mask, row, mask_row, column, column < end, n, LARGEST, DOUBLE)
-        d = distance_of(v, pivot, rate)
-        new = tl.maximum(best, tl.max(tl.where(v < pivot, d, float("-inf")), 0))
-        e = tail_of(v, d, pivot, new)
-        rest = rest * tl.exp(best - new) + tl.sum(tl.where(v < pivot, e, 0.0), 0)
-        top += tl.sum(tl.where(v > pivot, e, 0.0), 0)
-        best = new
-    if P > 1:
-        _leave(sums, turn, 0, part, best.to(tl.float64), P)
-        _leave(sums, turn, 1, part, rest, P)
-        _leave(sums, turn, 2, part, top, P)
-        _meet(meetings, turn, P)
-        bests = _left(sums, turn, 0, largest_below(DOUBLE), P, PP).to(tau.dtype)
-        best = tl.max(bests, 0)
-        rest = tl.sum(_left(sums, turn, 1, 0.0, P, PP) * tl.exp(bests - best), 0)
-        top = _sum(sums, turn, 2, top, P, PP)
-        turn += 1
 
-    # Newton's steps.
-    rest, top = rest.to(tau.dtype) + tied_rest, top.to(tau.dtype) + tied_top
-    t = 0.5 * (best + tl.log(tl.maximum(rest, tiny)) - tl.log(tl.maximum(top, tiny)))
+    best = tl.where(tied_rest > 0.0, 0.0, largest_below(DOUBLE)).to(tau.dtype)
+    best, rest, top = _cold_tails(
+        source, exchange, turn, pivot, best, rate, LARGEST, DOUBLE, BLOCK, PP
+    )
+    turn += 1
+    t = tl.log(tl.maximum(rest + tied_rest, tiny)) - tl.log(tl.maximum(top + tied_top, tiny))
+    t = 0.5 * (best + t)
     low, high = tau * 0.0 - float("inf"), tau * 0.0 + float("inf")
     moving = is_finite(pivot)
     step = 0
     while moving & (step < MAX_STEPS):
         c_rest, c_top = odds(best - t, DOUBLE), odds(t, DOUBLE)
-        rest, top, rest_square, top_square = zero, zero, zero, zero
-        for start in range(begin, end, BLOCK):
-            column = start + tl.arange(0, BLOCK)
-            v = load_scores(x, mask, row, mask_row, column, column < end, n, LARGEST, DOUBLE)
-            d = distance_of(v, pivot, rate)
-            e = tl.where(v == pivot, 0.0, tail_of(v, d, pivot, best))
-            r = e / (1.0 + tl.where(v < pivot, c_rest, c_top) * e)
-            rest += tl.sum(tl.where(v < pivot, r, 0.0), 0)
-            top += tl.sum(tl.where(v < pivot, 0.0, r), 0)
-            rest_square += tl.sum(tl.where(v < pivot, r * r, 0.0), 0)
-            top_square += tl.sum(tl.where(v < pivot, 0.0, r * r), 0)
-        if P > 1:
-            _leave(sums, turn, 0, part, rest, P)
-            _leave(sums, turn, 1, part, top, P)
-            _leave(sums, turn, 2, part, rest_square, P)
-            _leave(sums, turn, 3, part, top_square, P)
-            _meet(meetings, turn, P)
-            rest = _sum(sums, turn, 0, rest, P, PP)
-            top = _sum(sums, turn, 1, top, P, PP)
-            rest_square = _sum(sums, turn, 2, rest_square, P, PP)
-            top_square = _sum(sums, turn, 3, top_square, P, PP)
-            turn += 1
+        rest, top, rest_square, top_square = _tails(
+            source, exchange, turn, pivot, best, rate, c_rest, c_top, LARGEST, DOUBLE, BLOCK, PP
+        )
+        turn += 1
         r_rest, r_top = 1.0 / (1.0 + c_rest), 1.0 / (1.0 + c_top)
         t, low, high, moving = newton_step(
             t,
             low,
             high,
             best,
-            tl.maximum(rest.to(t.dtype) + tied_rest * r_rest, tiny),
-            rest_square.to(t.dtype) + tied_rest * r_rest * r_rest,
-            tl.maximum(top.to(t.dtype) + tied_top * r_top, tiny),
-            top_square.to(t.dtype) + tied_top * r_top * r_top,
+            tl.maximum(rest + tied_rest * r_rest, tiny),
+            rest_square + tied_rest * r_rest * r_rest,
+            tl.maximum(top + tied_top * r_top, tiny),
+            top_square + tied_top * r_top * r_top,
             DOUBLE,
         )
         step += 1
     t = tl.where(t == t, t, 0.0)
 
-    # The sums that the derivative needs; and the norm of a softmax.
-    leak_rest, leak_top, slope_rest, slope_top, norm = zero, zero, zero, zero, zero
-    nearest = zero + float("inf")
-    index = rank * 0
-    of_infinite = (tl.maximum(k, 0.0) / tl.maximum(infinite, 1)).to(tau.dtype)
+    # The result, with the sums that the derivative needs.
+    of_infinite = (tl.maximum(k, 0.0) / tl.maximum(infinite, 1.0)).to(tau.dtype)
     origin = tl.where(largest > float("-inf"), largest, 0.0).to(tau.dtype)
+    leak_rest = tl.full((), 0.0, tl.float64)
+    leak_top, slope_rest, slope_top, norm = leak_rest, leak_rest, leak_rest, leak_rest
+    nearest = leak_rest + float("inf")
+    index = rank * 0
     for start in range(begin, end, BLOCK):
-        column = start + tl.arange(0, BLOCK)
-        inside = column < end
-        v = load_scores(x, mask, row, mask_row, column, inside, n, LARGEST, DOUBLE)
+        v, column, inside = _block(source, start, LARGEST, DOUBLE, BLOCK)
         d = distance_of(v, pivot, rate)
         leak, lost, kept = leak_of(v, d, t, pivot, best, DOUBLE)
         below = v < pivot
@@ -288,10 +399,9 @@ def forward(
         slope_rest += tl.sum(tl.where(below, leak * kept, 0.0), 0)
         slope_top += tl.sum(tl.where(below, 0.0, leak * kept), 0)
         if MODE == "softmax":
-            a = indicator_of(v, d - t, pivot, of_infinite)
-            norm += tl.sum(tl.exp(v - origin) * a, 0)
+            norm += tl.sum(tl.exp(v - origin) * indicator_of(v, d - t, pivot, of_infinite), 0)
             near = tl.where(is_finite(d), tl.abs(d - t), float("inf"))
-            own = tl.min(near, 0).to(tl.float64)
+            own = tl.min(near, 0)
             index = tl.where(own < nearest, start + tl.argmin(near, 0), index)
             nearest = tl.minimum(own, nearest)
         elif MODE == "indicator":
@@ -300,15 +410,15 @@ def forward(
         elif MODE == "log_indicator":
             result = log_indicator_of(v, d - t, pivot, of_infinite, DOUBLE)
             tl.store(out + row * n + column, result, mask=inside)
-    if P > 1:
-        _leave(sums, turn, 0, part, leak_rest, P)
-        _leave(sums, turn, 1, part, leak_top, P)
-        _leave(sums, turn, 2, part, slope_rest, P)
-        _leave(sums, turn, 3, part, slope_top, P)
-        _leave(sums, turn, 4, part, norm, P)
-        _leave(sums, turn, 5, part, -nearest, P)
-        _leave(sums, turn, 6, part, index.to(tl.float64), P)
-        _meet(meetings, turn, P)
+    if PP > 1:
+        _leave(sums, turn, 0, part, leak_rest, P, PP)
+        _leave(sums, turn, 1, part, leak_top, P, PP)
+        _leave(sums, turn, 2, part, slope_rest, P, PP)
+        _leave(sums, turn, 3, part, slope_top, P, PP)
+        _leave(sums, turn, 4, part, norm, P, PP)
+        _leave(sums, turn, 5, part, -nearest, P, PP)
+        _leave(sums, turn, 6, part, index.to(tl.float64), P, PP)
+        _meet(meetings, turn, P, PP)
         leak_rest = _sum(sums, turn, 0, leak_rest, P, PP)
         leak_top = _sum(sums, turn, 1, leak_top, P, PP)
         slope_rest = _sum(sums, turn, 2, slope_rest, P, PP)
@@ -318,20 +428,16 @@ def forward(
         indices = _left(sums, turn, 6, 0.0, P, PP)
         index = tl.sum(tl.where(tl.arange(0, PP) == first, indices, 0.0), 0).to(tl.int32)
     if MODE == "softmax":
+        total = norm.to(tau.dtype)
         for start in range(begin, end, BLOCK):
-            column = start + tl.arange(0, BLOCK)
-            inside = column < end
-            v = load_scores(x, mask, row, mask_row, column, inside, n, LARGEST, DOUBLE)
+            v, column, inside = _block(source, start, LARGEST, DOUBLE, BLOCK)
             a = indicator_of(v, distance_of(v, pivot, rate) - t, pivot, of_infinite)
-            total = norm.to(v.dtype)
             result = tl.where(total > 0.0, tl.exp(v - origin) * a / total, total)
             tl.store(out + row * n + column, result, mask=inside)
 
     if part == 0:
-        leak_rest = leak_rest.to(t.dtype) + tied_rest / (1.0 + odds(best - t, DOUBLE))
-        leak_top = leak_top.to(t.dtype)
-        weights = slope_rest.to(t.dtype) / tl.maximum(leak_rest, tiny)
-        weights += slope_top.to(t.dtype) / tl.maximum(leak_top, tiny)
+        leak_rest = leak_rest + tied_rest / (1.0 + odds(best - t, DOUBLE))
+        weights = slope_rest / tl.maximum(leak_rest, tiny) + slope_top / tl.maximum(leak_top, tiny)
         if DOUBLE:
             index_bits = index.to(tl.int64).to(tl.float64, bitcast=True)
         else:
@@ -343,7 +449,7 @@ def forward(
         tl.store(state + 4 * rows + row, leak_top)
         tl.store(state + 5 * rows + row, weights)
         tl.store(state + 6 * rows + row, origin)
-        tl.store(state + 7 * rows + row, norm.to(t.dtype))
+        tl.store(state + 7 * rows + row, norm)
         tl.store(state + 8 * rows + row, index_bits)
         if MODE == "threshold":
             threshold = tl.where(is_finite(pivot), pivot + tau * t, pivot)
@@ -366,10 +472,10 @@ def backward(
     tau_value: "fp64",
     mask_inner,
     mask_count,
+    P,
     MODE: tl.constexpr,
     LARGEST: tl.constexpr,
     DOUBLE: tl.constexpr,
-    P: tl.constexpr,
     PP: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -378,8 +484,9 @@ def backward(
     part = tl.program_id(0) % P
     begin, end = _part_of(n, part, P, BLOCK)
     mask_row = row_of_mask(row, mask_inner, mask_count)
+    source = (x, mask, row, mask_row, n, begin, end)
     rate = 1.0 / number_of(tau_values, tau_value, row, row < rows, DOUBLE)
-    if P > 1:
+    if PP > 1:
         sums += row * (2 * SLOTS * P)
         meetings += row
     zero = (rate * 0.0).to(tl.float64)
@@ -390,7 +497,6 @@ def backward(
     leak_rest = tl.maximum(tl.load(state + 3 * rows + row), tiny)
     leak_top = tl.maximum(tl.load(state + 4 * rows + row), tiny)
     total = tl.maximum(tl.load(state + 5 * rows + row), tiny)
-    alive = is_finite(pivot)
     mass = odds(t, DOUBLE) * leak_top
     turn = 1
     g = (rate * 0.0).to(rate.dtype)
@@ -407,28 +513,23 @@ def backward(
         g_first = tl.load(grad + row * n + index).to(rate.dtype)
         selected = zero
         for start in range(begin, end, BLOCK):
-            column = start + tl.arange(0, BLOCK)
-            inside = column < end
-            v = load_scores(x, mask, row, mask_row, column, inside, n, LARGEST, DOUBLE)
+            v, column, inside = _block(source, start, LARGEST, DOUBLE, BLOCK)
             g = tl.load(grad + row * n + column, mask=inside, other=0.0).to(v.dtype)
             d = distance_of(v, pivot, rate)
-            a = _share_of(v, d, t, pivot, best, DOUBLE)
+            _, lost, kept = leak_of(v, d, t, pivot, best, DOUBLE)
+            a = share_of(v, pivot, lost, kept)
             weighted = tl.where(a > 0.0, tl.exp(v - origin) * a * g, 0.0)
             selected += tl.sum(weighted, 0)
-        _leave(sums, turn, 0, part, selected, P)
-        _meet(meetings, turn, P)
+        _leave(sums, turn, 0, part, selected, P, PP)
+        _meet(meetings, turn, P, PP)
         centre = _sum(sums, turn, 0, selected, P, PP).to(rate.dtype) / norm
         turn += 1
 
     weighted_f, weighted_z, pulled, pulled_z = zero, zero, zero, zero
     for start in range(begin, end, BLOCK):
-        column = start + tl.arange(0, BLOCK)
-        inside = column < end
-        v = load_scores(x, mask, row, mask_row, column, inside, n, LARGEST, DOUBLE)
+        v, column, inside = _block(source, start, LARGEST, DOUBLE, BLOCK)
         d = distance_of(v, pivot, rate)
-        leak, lost, kept = leak_of(v, d, t, pivot, best, DOUBLE)
-        weight = leak * kept / tl.where(v < pivot, leak_rest, leak_top)
-        weight = tl.where(alive & is_finite(d), weight, 0.0)
+        weight, lost, kept = _weight_of(v, d, t, pivot, best, leak_rest, leak_top, DOUBLE)
         z = tl.where(is_finite(d), d - t, 0.0)
         weighted_z += tl.sum(weight * z, 0)
         if MODE != "threshold":
@@ -438,7 +539,7 @@ def backward(
                 pull = weight * mass * f
             elif MODE == "log_indicator":
                 f = g * 0.0
-                pull = tl.where(alive & is_finite(d), g * tl.where(v < pivot, kept, lost), 0.0)
+                pull = tl.where(is_finite(d), g * tl.where(v < pivot, kept, lost), 0.0)
             else:
                 g = tl.where(weight > 0.0, g, 0.0)
                 quotient = tl.exp(v - origin) / norm
@@ -447,12 +548,12 @@ def backward(
             weighted_f += tl.sum(weight * f, 0)
             pulled += tl.sum(pull, 0)
             pulled_z += tl.sum(pull * z, 0)
-    if P > 1:
-        _leave(sums, turn, 0, part, weighted_f, P)
-        _leave(sums, turn, 1, part, weighted_z, P)
-        _leave(sums, turn, 2, part, pulled, P)
-        _leave(sums, turn, 3, part, pulled_z, P)
-        _meet(meetings, turn, P)
+    if PP > 1:
+        _leave(sums, turn, 0, part, weighted_f, P, PP)
+        _leave(sums, turn, 1, part, weighted_z, P, PP)
+        _leave(sums, turn, 2, part, pulled, P, PP)
+        _leave(sums, turn, 3, part, pulled_z, P, PP)
+        _meet(meetings, turn, P, PP)
         weighted_f = _sum(sums, turn, 0, weighted_f, P, PP)
         weighted_z = _sum(sums, turn, 1, weighted_z, P, PP)
         pulled = _sum(sums, turn, 2, pulled, P, PP)
@@ -461,13 +562,9 @@ def backward(
     shift = pulled.to(rate.dtype) / total
 
     for start in range(begin, end, BLOCK):
-        column = start + tl.arange(0, BLOCK)
-        inside = column < end
-        v = load_scores(x, mask, row, mask_row, column, inside, n, LARGEST, DOUBLE)
+        v, column, inside = _block(source, start, LARGEST, DOUBLE, BLOCK)
         d = distance_of(v, pivot, rate)
-        leak, lost, kept = leak_of(v, d, t, pivot, best, DOUBLE)
-        weight = leak * kept / tl.where(v < pivot, leak_rest, leak_top)
-        weight = tl.where(alive & is_finite(d), weight, 0.0)
+        weight, lost, kept = _weight_of(v, d, t, pivot, best, leak_rest, leak_top, DOUBLE)
         if MODE == "threshold":
             result = weight * (g / total)
         else:
@@ -476,10 +573,10 @@ def backward(
                 g = tl.where(weight > 0.0, g, 0.0)
                 result = weight * (mass * rate) * (g - mean)
             elif MODE == "log_indicator":
-                pull = tl.where(alive & is_finite(d), g * tl.where(v < pivot, kept, lost), 0.0)
-                result = (pull - weight * shift) * rate
+                pull = tl.where(is_finite(d), g * tl.where(v < pivot, kept, lost), 0.0)
+                result = tl.where(is_finite(pivot), (pull - weight * shift) * rate, 0.0)
             else:
-                a = _share_of(v, d, t, pivot, best, DOUBLE)
+                a = share_of(v, pivot, lost, kept)
                 g = tl.where(a > 0.0, g, 0.0)
                 quotient = tl.exp(v - origin) / norm
                 f = (quotient - first) * (g - centre) + first * (g - g_first)
@@ -492,14 +589,14 @@ def backward(
             if MODE == "threshold":
                 slope = -g * z_mean if LARGEST else g * z_mean
             else:
-                slope = (z_mean * pulled - pulled_z) * rate
+                slope = tl.where(is_finite(pivot), (z_mean * pulled - pulled_z) * rate, 0.0)
             tl.store(grad_tau + row, slope.to(rate.dtype))
 
 
 @triton.jit
-def _share_of(v, d, t, pivot, best, DOUBLE: tl.constexpr):
-    """A, and 0 where a softmax has no derivative."""
+def _weight_of(v, d, t, pivot, best, leak_rest, leak_top, DOUBLE: tl.constexpr):
+    """The weight of an element in means, not yet divided by the sum, and its two probabilities."""
     leak, lost, kept = leak_of(v, d, t, pivot, best, DOUBLE)
-    a = tl.where(is_finite(pivot), tl.where(v < pivot, lost, kept), 1.0)
-    nowhere = (v == float("-inf")) | (pivot == float("inf")) | (pivot != pivot)
-    return tl.where(nowhere, 0.0, a)
+    weight = leak * kept / tl.where(v < pivot, leak_rest, leak_top)
+    weight = tl.where(is_finite(d), weight, 0.0)
+    return tl.where(is_finite(pivot), weight, 0.0), lost, kept

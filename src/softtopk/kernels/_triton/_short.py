@@ -18,6 +18,7 @@ from ._solver import (
     odds,
     row_of_mask,
     settle,
+    share_of,
     smallest,
     tail_of,
 )
@@ -222,8 +223,7 @@ def backward(
         pull = g
         result = weight * (g / total)
     else:
-        a = tl.where(alive, tl.where(below, lost, kept), 1.0)
-        a = tl.where((v == float("-inf")) | (pivot == float("inf")) | (pivot != pivot), 0.0, a)
+        a = share_of(v, pivot, lost, kept)
         largest = tl.max(v, 1, keep_dims=True)
         quotient = tl.exp(v - tl.where(is_finite(largest), largest, 0.0))
         quotient = quotient / tl.maximum(tl.sum(quotient * a, 1, keep_dims=True), tiny)

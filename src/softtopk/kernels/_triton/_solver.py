@@ -188,3 +188,11 @@ def leak_of(v, d, t, pivot, best, DOUBLE: tl.constexpr):
     kept = 1.0 / (1.0 + c * e)
     leak = e * kept
     return leak, c * leak, kept
+
+
+@triton.jit
+def share_of(v, pivot, lost, kept):
+    """A out of what `leak_of` returns, and 0 where a softmax has no derivative."""
+    a = tl.where(pivot == float("-inf"), 1.0, tl.where(v < pivot, lost, kept))
+    a = tl.where(v == float("-inf"), 0.0, a)
+    return tl.where(pivot < float("inf"), a, 0.0)  # nor is a NaN
