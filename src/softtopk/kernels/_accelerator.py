@@ -134,7 +134,9 @@ def _interpreter() -> Status:
         obstacle = "the interpreter is off; set TRITON_INTERPRET=1 before triton is imported"
     if obstacle is not None:
         return Status(active=False, reason=obstacle, error=True)
-    return Status(active=True, reason="the Triton kernels are interpreted", instruction_set="Triton")
+    return Status(
+        active=True, reason="the Triton kernels are interpreted", instruction_set="Triton"
+    )
 
 
 @cache

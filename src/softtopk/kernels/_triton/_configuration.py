@@ -11,8 +11,8 @@ LONGEST_IN_REGISTERS = {torch.float32: 8192, torch.float64: 2048}
 #: Elements of one program, if its rows are shorter than that.
 TILE = 1024
 #: Elements of one pass over a long row, and the fewest that are worth a program of their own.
-BLOCK = 2048
-PART = 8 * BLOCK
+BLOCK = 1024
+PART = 16 * BLOCK
 
 
 #: Shorter rows are filled up to so many elements: fewer kernels to compile.
@@ -29,17 +29,17 @@ class Device(NamedTuple):
 class Short(NamedTuple):
     """Whole rows in the registers of a program."""
 
+    warps: int
     rows: int  #: per program
     columns: int  #: a power of two, at least n
-    warps: int
 
 
 class Long(NamedTuple):
     """A row in passes over blocks."""
 
+    warps: int
     programs: int  #: per row
     block: int
-    warps: int
 
     @property
     def padded(self) -> int:
@@ -49,19 +49,30 @@ class Long(NamedTuple):
 
 def configuration(n: int, rows: int, dtype: torch.dtype, device: Device) -> Short | Long:
     """For ``rows`` rows of ``n`` elements that are computed in ``dtype``, float32 or float64."""
-    per_thread = 8 if dtype is torch.float64 else 16
+    double = dtype is torch.float64
     if n > LONGEST_IN_REGISTERS[dtype]:
         programs = 1
         if rows < device.multiprocessors:
             # All of them run at once, so that they can wait for each other.
             programs = min(device.multiprocessors // rows, -(-n // PART))
-        return Long(programs, BLOCK, _warps(BLOCK, 8, device))
+        return Long(_warps(BLOCK, 4, device), programs, BLOCK)
     columns = max(FEWEST, _power_of_two(n))
     together = max(1, TILE // columns)
     if rows < together * device.multiprocessors:
         together = 1  # rather a program for every row than none for some multiprocessors
     elements = together * columns
-    return Short(together, columns, _warps(elements, 8 if elements <= TILE else per_thread, device))
+    per_thread = 8 if elements <= TILE else 16
+    warps = _warps(elements, 4 if double else per_thread, device)
+    return Short(warps, together, columns)
+
+
+def options(cut: Short | Long, device: Device) -> dict[str, int]:
+    """What the compiler is told. NVIDIA's rather spills than takes the registers that it could have,
+    unless it is given their number."""
+    if device.threads_per_warp == 64:
+        return {"num_warps": cut.warps}
+    registers = min(255, 65536 // (32 * cut.warps))
+    return {"num_warps": cut.warps, "maxnreg": registers}
 
 
 def _warps(elements: int, per_thread: int, device: Device) -> int:

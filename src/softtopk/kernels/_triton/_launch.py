@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from . import _long, _short
-from ._configuration import Device, Long, configuration
+from ._configuration import Device, Long, configuration, options
 
 #: What is computed of a row: A, log A, the threshold, or the softmax among the soft top k.
 Quantity = Literal["indicator", "log_indicator", "threshold", "softmax"]
@@ -94,7 +94,8 @@ class _Call:
         n = x.shape[-1]
         self.x, self.rows = x.contiguous(), x.numel() // n
         self.dtype = torch.float64 if x.dtype is torch.float64 else torch.float32
-        self.cut = configuration(n, self.rows, self.dtype, device_of(x.device))
+        self.device = device_of(x.device)
+        self.cut = configuration(n, self.rows, self.dtype, self.device)
         mask, inner, count = (None, 1, 1) if mask is None else repeated_rows(mask)
         self._arguments: dict[str, Any] = {
             "x": self.x,
@@ -136,7 +137,7 @@ class _Call:
         with torch.cuda.device_of(self.x):
             kernel[(programs,)](
                 **arguments,
-                num_warps=cut.warps,
+                **options(cut, self.device),
                 launch_cooperative_grid=cooperative,
                 enable_fp_fusion=True,
             )

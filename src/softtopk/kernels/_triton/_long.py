@@ -499,10 +499,9 @@ def backward(
     total = tl.maximum(tl.load(state + 5 * rows + row), tiny)
     mass = odds(t, DOUBLE) * leak_top
     turn = 1
-    g = (rate * 0.0).to(rate.dtype)
-    if MODE == "threshold":
-        g = tl.load(grad + row).to(rate.dtype)
-    centre, first, g_first, origin, norm = g, g, g, g, g
+    centre = rate * 0.0
+    first, g_first, origin, norm = centre, centre, centre, centre
+    g_threshold = tl.load(grad + row).to(rate.dtype) if MODE == "threshold" else centre
     if MODE == "softmax":
         origin = tl.load(state + 6 * rows + row)
         norm = tl.maximum(tl.load(state + 7 * rows + row), tiny)
@@ -566,7 +565,7 @@ def backward(
         d = distance_of(v, pivot, rate)
         weight, lost, kept = _weight_of(v, d, t, pivot, best, leak_rest, leak_top, DOUBLE)
         if MODE == "threshold":
-            result = weight * (g / total)
+            result = weight * (g_threshold / total)
         else:
             g = tl.load(grad + row * n + column, mask=inside, other=0.0).to(v.dtype)
             if MODE == "indicator":
@@ -587,7 +586,7 @@ def backward(
         if part == 0:
             z_mean = weighted_z / total
             if MODE == "threshold":
-                slope = -g * z_mean if LARGEST else g * z_mean
+                slope = -g_threshold * z_mean if LARGEST else g_threshold * z_mean
             else:
                 slope = tl.where(is_finite(pivot), (z_mean * pulled - pulled_z) * rate, 0.0)
             tl.store(grad_tau + row, slope.to(rate.dtype))

@@ -190,11 +190,6 @@ def backward(
     rate = 1.0 / number_of(tau_values, tau_value, row, exists, DOUBLE)
     pivot = tl.load(state + row, mask=exists, other=float("inf"))
     t = tl.load(state + rows + row, mask=exists, other=0.0)
-    if MODE == "threshold":
-        g = tl.load(grad + row, mask=exists, other=0.0).to(v.dtype)
-    else:
-        g = tl.load(grad + row * n + column, mask=inside, other=0.0).to(v.dtype)
-
     alive = is_finite(pivot)
     d = distance_of(v, pivot, rate)
     tied, share, best = _sides(v, d, pivot, k)
@@ -211,37 +206,27 @@ def backward(
     total = tl.maximum(tl.sum(weight, 1, keep_dims=True), tiny)
     # s = A (1 - A) is the weight times the mass that leaks, the same on both sides at the root.
     mass = odds(t, DOUBLE) * leak_top
+    # Not before here: registers are scarce.
+    if MODE == "threshold":
+        g = tl.load(grad + row, mask=exists, other=0.0).to(v.dtype)
+    else:
+        g = tl.load(grad + row * n + column, mask=inside, other=0.0).to(v.dtype)
 
     if MODE == "indicator":
         g = tl.where(weight > 0.0, g, 0.0)
+        mean = tl.sum(weight * g, 1, keep_dims=True) / total
         pull = weight * mass * g
-        result = weight * (mass * rate) * (g - tl.sum(weight * g, 1, keep_dims=True) / total)
     elif MODE == "log_indicator":
         pull = tl.where(alive & is_finite(d), g * tl.where(below, kept, lost), 0.0)
-        result = (pull - weight * (tl.sum(pull, 1, keep_dims=True) / total)) * rate
-    elif MODE == "threshold":
-        pull = g
-        result = weight * (g / total)
-    else:
+        mean = tl.sum(pull, 1, keep_dims=True) / total
+    elif MODE == "softmax":
         a = share_of(v, pivot, lost, kept)
         largest = tl.max(v, 1, keep_dims=True)
         quotient = tl.exp(v - tl.where(is_finite(largest), largest, 0.0))
         quotient = quotient / tl.maximum(tl.sum(quotient * a, 1, keep_dims=True), tiny)
-        share_of_sum = quotient * a
         g = tl.where(a > 0.0, g, 0.0)
-        centre = tl.sum(share_of_sum * g, 1, keep_dims=True)
-        # From the steepest element, and so that its own distance is exactly zero: see softmax.hpp.
-        steepest = column == tl.argmax(weight, 1, keep_dims=True)
-        first = tl.sum(tl.where(steepest, quotient, 0.0), 1, keep_dims=True)
-        g_first = tl.sum(tl.where(steepest, g, 0.0), 1, keep_dims=True)
-        distance = (quotient - first) * (g - centre) + first * (g - g_first)
-        mean = tl.sum(weight * distance, 1, keep_dims=True) / total
+        centre = tl.sum(quotient * a * g, 1, keep_dims=True)
         pull = quotient * (g - centre) * weight * mass
-        result = share_of_sum * (g - centre) + weight * (mass * rate) * (distance - mean)
-    if MODE == "threshold":
-        tl.store(grad_x + row * n + column, result, mask=inside)
-    else:
-        tl.store(grad_x + row * n + column, result if LARGEST else -result, mask=inside)
     if grad_tau is not None:
         z = tl.where(is_finite(d), d - t, 0.0)
         z_mean = tl.sum(weight * z, 1, keep_dims=True) / total
@@ -250,3 +235,21 @@ def backward(
         else:
             slope = -tl.sum(pull * (z - z_mean), 1, keep_dims=True) * rate
         tl.store(grad_tau + row, slope, mask=exists)
+
+    if MODE == "indicator":
+        result = weight * (mass * rate) * (g - mean)
+    elif MODE == "log_indicator":
+        result = (pull - weight * mean) * rate
+    elif MODE == "threshold":
+        result = weight * (g / total)
+    else:
+        # From the steepest element, and so that its own distance is exactly zero: see softmax.hpp.
+        steepest = column == tl.argmax(weight, 1, keep_dims=True)
+        first = tl.sum(tl.where(steepest, quotient, 0.0), 1, keep_dims=True)
+        g_first = tl.sum(tl.where(steepest, g, 0.0), 1, keep_dims=True)
+        distance = (quotient - first) * (g - centre) + first * (g - g_first)
+        mean = tl.sum(weight * distance, 1, keep_dims=True) / total
+        result = quotient * a * (g - centre) + weight * (mass * rate) * (distance - mean)
+    if not LARGEST and MODE != "threshold":  # whose own sign changes too
+        result = -result
+    tl.store(grad_x + row * n + column, result, mask=inside)

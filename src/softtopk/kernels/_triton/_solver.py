@@ -22,7 +22,9 @@ def row_of_mask(row, inner, count):
 
 
 @triton.jit
-def load_scores(x, mask, row, mask_row, column, inside, n, LARGEST: tl.constexpr, DOUBLE: tl.constexpr):
+def load_scores(
+    x, mask, row, mask_row, column, inside, n, LARGEST: tl.constexpr, DOUBLE: tl.constexpr
+):
     """Elements in canonical form, in float32 or float64; -inf where they are not ``inside``."""
     low = float("-inf")
     v = tl.load(x + row * n + column, mask=inside, other=low)
