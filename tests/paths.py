@@ -6,15 +6,14 @@ before triton is imported.
 """
 
 import os
-
-os.environ.setdefault("TRITON_INTERPRET", "1")
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 
 from softtopk import Sinkhorn, kernels
+
+os.environ.setdefault("TRITON_INTERPRET", "1")  # softtopk imports triton late
 
 
 @contextmanager
@@ -33,7 +32,11 @@ def taking(path: str) -> Iterator[None]:
         pytest.skip(f"no native library: {kernels.status().reason}")
 
 
-@pytest.fixture(params=["native", "plain"])
+#: The interpreter takes its time.
+TRITON = pytest.param("triton", marks=pytest.mark.slow)
+
+
+@pytest.fixture(params=["native", "plain", TRITON])
 def path(request):
     with taking(request.param):
         yield request.param
@@ -43,7 +46,7 @@ def path(request):
 both_paths = pytest.mark.usefixtures("path")
 
 
-@pytest.fixture(params=["native", "plain", "sinkhorn"])
+@pytest.fixture(params=["native", "plain", TRITON, "sinkhorn"])
 def solver(request):
     """Every solver: the exact one on each path, and Sinkhorn's algorithm, which has one path."""
     if request.param == "sinkhorn":

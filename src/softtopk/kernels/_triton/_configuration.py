@@ -67,8 +67,10 @@ def configuration(n: int, rows: int, dtype: torch.dtype, device: Device) -> Shor
 
 
 def options(cut: Short | Long, device: Device) -> dict[str, int]:
-    """What the compiler is told. NVIDIA's rather spills than takes the registers that it could have,
-    unless it is given their number."""
+    """What the compiler is told.
+
+    NVIDIA's rather spills than takes all the registers that there are, unless it gets their number.
+    """
     if device.threads_per_warp == 64:
         return {"num_warps": cut.warps}
     registers = min(255, 65536 // (32 * cut.warps))

@@ -34,9 +34,9 @@ class Triton:
         tau: float | Tensor,
         largest: bool,
     ) -> tuple[Tensor, Tensor]:
-        """The quantity of the rows ``x`` (..., n), in their dtype: (..., n), or thresholds (..., 1);
-        and what `pull_back` needs of every row, whose first two rows are the pivots and the
-        offsets of the thresholds from these in units of tau.
+        """The quantity of the rows ``x`` (..., n), in their dtype: (..., n), thresholds (..., 1).
+        And what `pull_back` needs of every row: first the pivots, then the offsets of the
+        thresholds from these in units of tau.
 
         ``k`` and ``tau`` are numbers, or tensors that broadcast to (..., 1). ``mask`` (..., n).
         """

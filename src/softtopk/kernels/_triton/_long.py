@@ -49,20 +49,18 @@ SLOTS = tl.constexpr(8)
 
 
 @triton.jit
-def _meet(counter, turn, P, PP: tl.constexpr):
+def _meet(counter, turn, P):
     """Wait until all P programs of the row are here, for the ``turn``-th time."""
-    if PP > 1:
-        tl.debug_barrier()  # all threads of this program have written
-        tl.atomic_add(counter, 1, sem="release", scope="gpu")
-        while tl.atomic_add(counter, 0, sem="acquire", scope="gpu") < turn * P:
-            pass
-        tl.debug_barrier()
+    tl.debug_barrier()  # all threads of this program have written
+    tl.atomic_add(counter, 1, sem="release", scope="gpu")
+    while tl.atomic_add(counter, 0, sem="acquire", scope="gpu") < turn * P:
+        pass
+    tl.debug_barrier()
 
 
 @triton.jit
-def _leave(sums, turn, slot: tl.constexpr, part, value, P, PP: tl.constexpr):
-    if PP > 1:
-        tl.store(sums + ((turn % 2) * SLOTS + slot) * P + part, value)
+def _leave(sums, turn, slot: tl.constexpr, part, value, P):
+    tl.store(sums + ((turn % 2) * SLOTS + slot) * P + part, value)
 
 
 @triton.jit
@@ -74,19 +72,24 @@ def _left(sums, turn, slot: tl.constexpr, other, P, PP: tl.constexpr):
 
 
 @triton.jit
-def _sum(sums, turn, slot: tl.constexpr, own, P, PP: tl.constexpr):
+def _add_up(exchange, turn, a, b, c, d, e, m, PP: tl.constexpr):
+    """Five sums and a maximum over the programs of the row. All numbers are float64."""
     if PP > 1:
-        return tl.sum(_left(sums, turn, slot, 0.0, P, PP), 0)
-    else:
-        return own
-
-
-@triton.jit
-def _largest(sums, turn, slot: tl.constexpr, own, P, PP: tl.constexpr):
-    if PP > 1:
-        return tl.max(_left(sums, turn, slot, float("-inf"), P, PP), 0)
-    else:
-        return own
+        sums, meetings, part, P = exchange
+        _leave(sums, turn, 0, part, a, P)
+        _leave(sums, turn, 1, part, b, P)
+        _leave(sums, turn, 2, part, c, P)
+        _leave(sums, turn, 3, part, d, P)
+        _leave(sums, turn, 4, part, e, P)
+        _leave(sums, turn, 5, part, m, P)
+        _meet(meetings, turn, P)
+        a = tl.sum(_left(sums, turn, 0, 0.0, P, PP), 0)
+        b = tl.sum(_left(sums, turn, 1, 0.0, P, PP), 0)
+        c = tl.sum(_left(sums, turn, 2, 0.0, P, PP), 0)
+        d = tl.sum(_left(sums, turn, 3, 0.0, P, PP), 0)
+        e = tl.sum(_left(sums, turn, 4, 0.0, P, PP), 0)
+        m = tl.max(_left(sums, turn, 5, float("-inf"), P, PP), 0)
+    return a, b, c, d, e, m
 
 
 @triton.jit
@@ -97,10 +100,10 @@ def _part_of(n, part, P, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _block(source, start, LARGEST: tl.constexpr, DOUBLE: tl.constexpr, BLOCK: tl.constexpr):
+def _block(source, start, end, LARGEST: tl.constexpr, DOUBLE: tl.constexpr, BLOCK: tl.constexpr):
     """A block of the row: its elements in canonical form, their columns, and which of them are this
     program's."""
-    x, mask, row, mask_row, n, begin, end = source
+    x, mask, row, mask_row, n = source
     column = start + tl.arange(0, BLOCK)
     inside = column < end
     v = load_scores(x, mask, row, mask_row, column, inside, n, LARGEST, DOUBLE)
@@ -110,6 +113,7 @@ def _block(source, start, LARGEST: tl.constexpr, DOUBLE: tl.constexpr, BLOCK: tl
 @triton.jit
 def _digits(
     source,
+    span,
     prefix,
     i: tl.constexpr,
     LARGEST: tl.constexpr,
@@ -121,10 +125,10 @@ def _digits(
     SIZE: tl.constexpr = min(DIGIT, WIDTH - DIGIT * i)
     SHIFT: tl.constexpr = WIDTH - DIGIT * i - SIZE
     LAST: tl.constexpr = (BINS >> (DIGIT - SIZE)) - 1
-    x, mask, row, mask_row, n, begin, end = source
+    begin, end = span
     counts = tl.zeros((BINS,), tl.int32)
     for start in range(begin, end, BLOCK):
-        v, _, inside = _block(source, start, LARGEST, DOUBLE, BLOCK)
+        v, _, inside = _block(source, start, end, LARGEST, DOUBLE, BLOCK)
         key = key_of(v, DOUBLE)
         if i > 0:
             inside = inside & ((key >> (SHIFT + SIZE)) == prefix)
@@ -142,7 +146,9 @@ def _extended(prefix, digit, i: tl.constexpr, DOUBLE: tl.constexpr):
 @triton.jit
 def _find_pivot(
     source,
+    span,
     exchange,
+    histograms,
     rank,
     DIGITS: tl.constexpr,
     LARGEST: tl.constexpr,
@@ -151,17 +157,17 @@ def _find_pivot(
     PP: tl.constexpr,
 ):
     """The element of this rank, how many are above it, and how many tie with it."""
-    sums, meetings, histograms, part, P = exchange
+    _, meetings, _, P = exchange
     above = rank * 0
     tied = rank * 0
     value = tl.arange(0, BINS)
     prefix = tl.full((), 0, tl.uint64 if DOUBLE else tl.uint32)
     for i in tl.static_range(DIGITS):
-        counts = _digits(source, prefix, i, LARGEST, DOUBLE, BLOCK)
+        counts = _digits(source, span, prefix, i, LARGEST, DOUBLE, BLOCK)
         if PP > 1:
             shared = histograms + i * BINS + value
             tl.atomic_add(shared, counts, mask=counts > 0, sem="relaxed", scope="gpu")
-            _meet(meetings, i + 1, P, PP)
+            _meet(meetings, i + 1, P)
             counts = tl.load(shared, volatile=True)
         enough = tl.cumsum(counts, 0, reverse=True) >= rank
         digit = tl.max(tl.where(enough, value, 0), 0)
@@ -183,6 +189,7 @@ def _find_pivot(
 @triton.jit
 def _kinds(
     source,
+    span,
     exchange,
     turn,
     LARGEST: tl.constexpr,
@@ -191,33 +198,27 @@ def _kinds(
     PP: tl.constexpr,
 ):
     """How many elements take part, are infinite, are NaN; and the largest. All in float64."""
-    sums, meetings, histograms, part, P = exchange
-    x, mask, row, mask_row, n, begin, end = source
+    begin, end = span
     taking_part = tl.full((), 0.0, tl.float64)
     infinite, broken = taking_part, taking_part
     largest = taking_part - float("inf")
     for start in range(begin, end, BLOCK):
-        v, _, _ = _block(source, start, LARGEST, DOUBLE, BLOCK)
+        v, _, _ = _block(source, start, end, LARGEST, DOUBLE, BLOCK)
         taking_part += tl.sum((v > float("-inf")).to(tl.int32), 0)
         infinite += tl.sum((v == float("inf")).to(tl.int32), 0)
         broken += tl.sum((v != v).to(tl.int32), 0)
         largest = tl.maximum(largest, tl.max(v, 0))
-    if PP > 1:
-        _leave(sums, turn, 0, part, taking_part, P, PP)
-        _leave(sums, turn, 1, part, infinite, P, PP)
-        _leave(sums, turn, 2, part, broken, P, PP)
-        _leave(sums, turn, 3, part, largest, P, PP)
-        _meet(meetings, turn, P, PP)
-        taking_part = _sum(sums, turn, 0, taking_part, P, PP)
-        infinite = _sum(sums, turn, 1, infinite, P, PP)
-        broken = _sum(sums, turn, 2, broken, P, PP)
-        largest = _largest(sums, turn, 3, largest, P, PP)
+    none = taking_part * 0.0
+    taking_part, infinite, broken, _, _, largest = _add_up(
+        exchange, turn, taking_part, infinite, broken, none, none, largest, PP
+    )
     return taking_part, infinite, broken, largest
 
 
 @triton.jit
 def _cold_tails(
     source,
+    span,
     exchange,
     turn,
     pivot,
@@ -230,12 +231,11 @@ def _cold_tails(
 ):
     """The best distance of the rest, from ``best`` on, and the sums of the two tails where they are
     pure exponentials. A better one scales the sum of those before it."""
-    sums, meetings, histograms, part, P = exchange
-    x, mask, row, mask_row, n, begin, end = source
+    begin, end = span
     rest = tl.full((), 0.0, tl.float64)
     top = rest
     for start in range(begin, end, BLOCK):
-        v, _, _ = _block(source, start, LARGEST, DOUBLE, BLOCK)
+        v, _, _ = _block(source, start, end, LARGEST, DOUBLE, BLOCK)
         d = distance_of(v, pivot, rate)
         new = tl.maximum(best, tl.max(tl.where(v < pivot, d, float("-inf")), 0))
         e = tail_of(v, d, pivot, new)
@@ -243,20 +243,22 @@ def _cold_tails(
         top += tl.sum(tl.where(v > pivot, e, 0.0), 0)
         best = new
     if PP > 1:
-        _leave(sums, turn, 0, part, best.to(tl.float64), P, PP)
-        _leave(sums, turn, 1, part, rest, P, PP)
-        _leave(sums, turn, 2, part, top, P, PP)
-        _meet(meetings, turn, P, PP)
+        sums, meetings, part, P = exchange
+        _leave(sums, turn, 0, part, best.to(tl.float64), P)
+        _leave(sums, turn, 1, part, rest, P)
+        _leave(sums, turn, 2, part, top, P)
+        _meet(meetings, turn, P)
         bests = _left(sums, turn, 0, largest_below(DOUBLE), P, PP).to(best.dtype)
         best = tl.max(bests, 0)
         rest = tl.sum(_left(sums, turn, 1, 0.0, P, PP) * tl.exp(bests - best), 0)
-        top = _sum(sums, turn, 2, top, P, PP)
+        top = tl.sum(_left(sums, turn, 2, 0.0, P, PP), 0)
     return best, rest.to(best.dtype), top.to(best.dtype)
 
 
 @triton.jit
 def _tails(
     source,
+    span,
     exchange,
     turn,
     pivot,
@@ -270,12 +272,11 @@ def _tails(
     PP: tl.constexpr,
 ):
     """The sums of e / (1 + c e) over the two tails, without ties, and of its square."""
-    sums, meetings, histograms, part, P = exchange
-    x, mask, row, mask_row, n, begin, end = source
+    begin, end = span
     rest = tl.full((), 0.0, tl.float64)
     top, rest_square, top_square = rest, rest, rest
     for start in range(begin, end, BLOCK):
-        v, _, _ = _block(source, start, LARGEST, DOUBLE, BLOCK)
+        v, _, _ = _block(source, start, end, LARGEST, DOUBLE, BLOCK)
         e = tail_of(v, distance_of(v, pivot, rate), pivot, best)
         e = tl.where(v == pivot, 0.0, e)
         r = e / (1.0 + tl.where(v < pivot, c_rest, c_top) * e)
@@ -283,16 +284,9 @@ def _tails(
         top += tl.sum(tl.where(v < pivot, 0.0, r), 0)
         rest_square += tl.sum(tl.where(v < pivot, r * r, 0.0), 0)
         top_square += tl.sum(tl.where(v < pivot, 0.0, r * r), 0)
-    if PP > 1:
-        _leave(sums, turn, 0, part, rest, P, PP)
-        _leave(sums, turn, 1, part, top, P, PP)
-        _leave(sums, turn, 2, part, rest_square, P, PP)
-        _leave(sums, turn, 3, part, top_square, P, PP)
-        _meet(meetings, turn, P, PP)
-        rest = _sum(sums, turn, 0, rest, P, PP)
-        top = _sum(sums, turn, 1, top, P, PP)
-        rest_square = _sum(sums, turn, 2, rest_square, P, PP)
-        top_square = _sum(sums, turn, 3, top_square, P, PP)
+    rest, top, rest_square, top_square, _, _ = _add_up(
+        exchange, turn, rest, top, rest_square, top_square, rest * 0.0, rest * 0.0, PP
+    )
     dtype: tl.constexpr = best.dtype
     return rest.to(dtype), top.to(dtype), rest_square.to(dtype), top_square.to(dtype)
 
@@ -328,7 +322,8 @@ def forward(
     row = (tl.program_id(0) // P).to(tl.int64)
     part = tl.program_id(0) % P
     begin, end = _part_of(n, part, P, BLOCK)
-    source = (x, mask, row, row_of_mask(row, mask_inner, mask_count), n, begin, end)
+    span = (begin, end)
+    source = (x, mask, row, row_of_mask(row, mask_inner, mask_count), n)
     k = number_of(k_values, k_value, row, row < rows, True)
     tau = number_of(tau_values, tau_value, row, row < rows, DOUBLE)
     rate = 1.0 / tau
@@ -338,13 +333,15 @@ def forward(
         sums += row * (2 * SLOTS * P)
         meetings += row
         histograms += row * (DIGITS * BINS)
-    exchange = (sums, meetings, histograms, part, P)
+    exchange = (sums, meetings, part, P)
 
     rank = tl.minimum(tl.maximum(tl.ceil(k), 1.0), n).to(tl.int32)
-    pivot, above, tied = _find_pivot(source, exchange, rank, DIGITS, LARGEST, DOUBLE, BLOCK, PP)
+    pivot, above, tied = _find_pivot(
+        source, span, exchange, histograms, rank, DIGITS, LARGEST, DOUBLE, BLOCK, PP
+    )
     turn = DIGITS + 1
     taking_part, infinite, broken, largest = _kinds(
-        source, exchange, turn, LARGEST, DOUBLE, BLOCK, PP
+        source, span, exchange, turn, LARGEST, DOUBLE, BLOCK, PP
     )
     turn += 1
     pivot = settle(pivot, k, taking_part, broken > 0)
@@ -353,7 +350,7 @@ def forward(
 
     best = tl.where(tied_rest > 0.0, 0.0, largest_below(DOUBLE)).to(tau.dtype)
     best, rest, top = _cold_tails(
-        source, exchange, turn, pivot, best, rate, LARGEST, DOUBLE, BLOCK, PP
+        source, span, exchange, turn, pivot, best, rate, LARGEST, DOUBLE, BLOCK, PP
     )
     turn += 1
     t = tl.log(tl.maximum(rest + tied_rest, tiny)) - tl.log(tl.maximum(top + tied_top, tiny))
@@ -364,7 +361,19 @@ def forward(
     while moving & (step < MAX_STEPS):
         c_rest, c_top = odds(best - t, DOUBLE), odds(t, DOUBLE)
         rest, top, rest_square, top_square = _tails(
-            source, exchange, turn, pivot, best, rate, c_rest, c_top, LARGEST, DOUBLE, BLOCK, PP
+            source,
+            span,
+            exchange,
+            turn,
+            pivot,
+            best,
+            rate,
+            c_rest,
+            c_top,
+            LARGEST,
+            DOUBLE,
+            BLOCK,
+            PP,
         )
         turn += 1
         r_rest, r_top = 1.0 / (1.0 + c_rest), 1.0 / (1.0 + c_top)
@@ -390,9 +399,9 @@ def forward(
     nearest = leak_rest + float("inf")
     index = rank * 0
     for start in range(begin, end, BLOCK):
-        v, column, inside = _block(source, start, LARGEST, DOUBLE, BLOCK)
+        v, column, inside = _block(source, start, end, LARGEST, DOUBLE, BLOCK)
         d = distance_of(v, pivot, rate)
-        leak, lost, kept = leak_of(v, d, t, pivot, best, DOUBLE)
+        leak, _, kept = leak_of(v, d, t, pivot, best, DOUBLE)
         below = v < pivot
         leak_rest += tl.sum(tl.where(below, leak, 0.0), 0)
         leak_top += tl.sum(tl.where(below, 0.0, tl.where(v == pivot, share * leak, leak)), 0)
@@ -411,26 +420,18 @@ def forward(
             result = log_indicator_of(v, d - t, pivot, of_infinite, DOUBLE)
             tl.store(out + row * n + column, result, mask=inside)
     if PP > 1:
-        _leave(sums, turn, 0, part, leak_rest, P, PP)
-        _leave(sums, turn, 1, part, leak_top, P, PP)
-        _leave(sums, turn, 2, part, slope_rest, P, PP)
-        _leave(sums, turn, 3, part, slope_top, P, PP)
-        _leave(sums, turn, 4, part, norm, P, PP)
-        _leave(sums, turn, 5, part, -nearest, P, PP)
-        _leave(sums, turn, 6, part, index.to(tl.float64), P, PP)
-        _meet(meetings, turn, P, PP)
-        leak_rest = _sum(sums, turn, 0, leak_rest, P, PP)
-        leak_top = _sum(sums, turn, 1, leak_top, P, PP)
-        slope_rest = _sum(sums, turn, 2, slope_rest, P, PP)
-        slope_top = _sum(sums, turn, 3, slope_top, P, PP)
-        norm = _sum(sums, turn, 4, norm, P, PP)
+        _leave(sums, turn, 6, part, index.to(tl.float64), P)
+    leak_rest, leak_top, slope_rest, slope_top, norm, _ = _add_up(
+        exchange, turn, leak_rest, leak_top, slope_rest, slope_top, norm, -nearest, PP
+    )
+    if PP > 1:
         first = tl.argmax(_left(sums, turn, 5, float("-inf"), P, PP), 0)
         indices = _left(sums, turn, 6, 0.0, P, PP)
         index = tl.sum(tl.where(tl.arange(0, PP) == first, indices, 0.0), 0).to(tl.int32)
     if MODE == "softmax":
         total = norm.to(tau.dtype)
         for start in range(begin, end, BLOCK):
-            v, column, inside = _block(source, start, LARGEST, DOUBLE, BLOCK)
+            v, column, inside = _block(source, start, end, LARGEST, DOUBLE, BLOCK)
             a = indicator_of(v, distance_of(v, pivot, rate) - t, pivot, of_infinite)
             result = tl.where(total > 0.0, tl.exp(v - origin) * a / total, total)
             tl.store(out + row * n + column, result, mask=inside)
@@ -484,11 +485,12 @@ def backward(
     part = tl.program_id(0) % P
     begin, end = _part_of(n, part, P, BLOCK)
     mask_row = row_of_mask(row, mask_inner, mask_count)
-    source = (x, mask, row, mask_row, n, begin, end)
+    source = (x, mask, row, mask_row, n)
     rate = 1.0 / number_of(tau_values, tau_value, row, row < rows, DOUBLE)
     if PP > 1:
         sums += row * (2 * SLOTS * P)
         meetings += row
+    exchange = (sums, meetings, part, P)
     zero = (rate * 0.0).to(tl.float64)
     tiny = smallest(DOUBLE)
     pivot = tl.load(state + row)
@@ -512,21 +514,22 @@ def backward(
         g_first = tl.load(grad + row * n + index).to(rate.dtype)
         selected = zero
         for start in range(begin, end, BLOCK):
-            v, column, inside = _block(source, start, LARGEST, DOUBLE, BLOCK)
+            v, column, inside = _block(source, start, end, LARGEST, DOUBLE, BLOCK)
             g = tl.load(grad + row * n + column, mask=inside, other=0.0).to(v.dtype)
             d = distance_of(v, pivot, rate)
             _, lost, kept = leak_of(v, d, t, pivot, best, DOUBLE)
             a = share_of(v, pivot, lost, kept)
             weighted = tl.where(a > 0.0, tl.exp(v - origin) * a * g, 0.0)
             selected += tl.sum(weighted, 0)
-        _leave(sums, turn, 0, part, selected, P, PP)
-        _meet(meetings, turn, P, PP)
-        centre = _sum(sums, turn, 0, selected, P, PP).to(rate.dtype) / norm
+        selected, _, _, _, _, _ = _add_up(
+            exchange, turn, selected, zero, zero, zero, zero, zero, PP
+        )
+        centre = selected.to(rate.dtype) / norm
         turn += 1
 
     weighted_f, weighted_z, pulled, pulled_z = zero, zero, zero, zero
     for start in range(begin, end, BLOCK):
-        v, column, inside = _block(source, start, LARGEST, DOUBLE, BLOCK)
+        v, column, inside = _block(source, start, end, LARGEST, DOUBLE, BLOCK)
         d = distance_of(v, pivot, rate)
         weight, lost, kept = _weight_of(v, d, t, pivot, best, leak_rest, leak_top, DOUBLE)
         z = tl.where(is_finite(d), d - t, 0.0)
@@ -547,21 +550,14 @@ def backward(
             weighted_f += tl.sum(weight * f, 0)
             pulled += tl.sum(pull, 0)
             pulled_z += tl.sum(pull * z, 0)
-    if PP > 1:
-        _leave(sums, turn, 0, part, weighted_f, P, PP)
-        _leave(sums, turn, 1, part, weighted_z, P, PP)
-        _leave(sums, turn, 2, part, pulled, P, PP)
-        _leave(sums, turn, 3, part, pulled_z, P, PP)
-        _meet(meetings, turn, P, PP)
-        weighted_f = _sum(sums, turn, 0, weighted_f, P, PP)
-        weighted_z = _sum(sums, turn, 1, weighted_z, P, PP)
-        pulled = _sum(sums, turn, 2, pulled, P, PP)
-        pulled_z = _sum(sums, turn, 3, pulled_z, P, PP)
+    weighted_f, weighted_z, pulled, pulled_z, _, _ = _add_up(
+        exchange, turn, weighted_f, weighted_z, pulled, pulled_z, zero, zero, PP
+    )
     mean = weighted_f.to(rate.dtype) / total
     shift = pulled.to(rate.dtype) / total
 
     for start in range(begin, end, BLOCK):
-        v, column, inside = _block(source, start, LARGEST, DOUBLE, BLOCK)
+        v, column, inside = _block(source, start, end, LARGEST, DOUBLE, BLOCK)
         d = distance_of(v, pivot, rate)
         weight, lost, kept = _weight_of(v, d, t, pivot, best, leak_rest, leak_top, DOUBLE)
         if MODE == "threshold":
@@ -583,13 +579,12 @@ def backward(
             result = result if LARGEST else -result
         tl.store(grad_x + row * n + column, result, mask=inside)
     if grad_tau is not None:
-        if part == 0:
-            z_mean = weighted_z / total
-            if MODE == "threshold":
-                slope = -g_threshold * z_mean if LARGEST else g_threshold * z_mean
-            else:
-                slope = tl.where(is_finite(pivot), (z_mean * pulled - pulled_z) * rate, 0.0)
-            tl.store(grad_tau + row, slope.to(rate.dtype))
+        z_mean = weighted_z / total
+        if MODE == "threshold":
+            slope = -g_threshold * z_mean if LARGEST else g_threshold * z_mean
+        else:
+            slope = tl.where(is_finite(pivot), (z_mean * pulled - pulled_z) * rate, 0.0)
+        tl.store(grad_tau + row, slope.to(rate.dtype))  # by all programs of the row: the same
 
 
 @triton.jit
