@@ -1,6 +1,11 @@
 """Shared by tests and doctests."""
 
+# ruff: noqa: E402
 import os
+
+# The kernels for GPUs run in Triton's interpreter. torch may import triton.
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial

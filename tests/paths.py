@@ -1,19 +1,16 @@
 """The ways to compute the operators: the native library, Triton kernels, plain PyTorch operations,
 and Sinkhorn.
 
-There need not be a GPU for the Triton kernels: they run in Triton's interpreter, which is told so
-before triton is imported.
+There need not be a GPU for the Triton kernels: they run in Triton's interpreter. That has to be said
+before triton is imported, as conftest.py does.
 """
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 
 from softtopk import Sinkhorn, kernels
-
-os.environ.setdefault("TRITON_INTERPRET", "1")  # softtopk imports triton late
 
 
 @contextmanager

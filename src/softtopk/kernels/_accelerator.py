@@ -52,10 +52,13 @@ def triton_for(device: torch.device) -> Triton | None:
     return _kernels() if status.active else None
 
 
-@torch.compiler.assume_constant_result
 def covers(device: torch.device) -> bool:
     """Whether there are kernels for tensors of this device, or on the CPU a custom operator."""
     return device.type == "cpu" or triton_for(device) is not None
+
+
+# As torch.compiler.assume_constant_result does, which would import the whole compiler for it.
+covers._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def accelerator_status(device: torch.device) -> Status:
