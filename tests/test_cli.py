@@ -134,7 +134,11 @@ def test_accelerators_are_listed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
     environment = _environment.collect()
     assert environment.accelerators == ("meta:0", "meta:1")
-    assert rows(describe(environment))["devices"] == "cpu, meta:0, meta:1"
+    facts = rows(describe(environment))
+    assert facts["devices"] == "cpu, meta:0, meta:1"
+    assert facts["kernels on meta:1"] == (
+        "plain PyTorch operations: there are no kernels for the device meta"
+    )
 
 
 def test_the_extras_are_those_of_the_package() -> None:

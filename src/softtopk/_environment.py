@@ -44,11 +44,14 @@ class Environment:
     accelerators: tuple[str, ...]
     """Devices besides the CPU."""
     native: kernels.Status
-    """Whether the operators use the native library, and why."""
+    """Whether the operators use the native library on the CPU, and why."""
+    triton: dict[str, kernels.Status]
+    """Whether they use Triton kernels on each of the accelerators, and why."""
 
 
 def collect() -> Environment:
     """Look at the running interpreter and the machine."""
+    accelerators = _accelerators()
     return Environment(
         softtopk=metadata.version("softtopk"),
         python=f"{platform.python_implementation()} {platform.python_version()}",
@@ -56,8 +59,9 @@ def collect() -> Environment:
         torch=torch.__version__,
         optional={name: _installed(name) for name in OPTIONAL},
         cpu_threads=torch.get_num_threads(),
-        accelerators=_accelerators(),
+        accelerators=accelerators,
         native=kernels.status(),
+        triton={name: kernels.accelerator_status(torch.device(name)) for name in accelerators},
     )
 
 

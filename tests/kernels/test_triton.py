@@ -1,5 +1,7 @@
-"""The Triton kernels, in Triton's interpreter: values, derivatives, special values, and how they are
-launched. `make test-all` runs the tests of tests/functional on them too."""
+"""The Triton kernels, in Triton's interpreter: values, derivatives, special values, launches.
+
+`make test-all` runs the tests of tests/functional on them too.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ def outcome(operator, scores, k, eps, **options):
     result = operator(scores, k, eps=eps, **options)
     generator = torch.Generator().manual_seed(0)
     grad = torch.randn(result.shape, generator=generator, dtype=torch.float64)
-    grad = grad.masked_fill(result.isinf(), 0.0).to(result.dtype)
+    grad = grad.masked_fill(~result.isfinite(), 0.0).to(result.dtype)
     slope, in_eps = torch.autograd.grad(result, (scores, eps), grad)
     unit = eps.detach().unsqueeze(-1)
     if operator is soft_topk_softmax:  # whose logits have the scores themselves as a term
@@ -58,8 +60,10 @@ def assert_exact(operator, scores, k, eps, tolerance=None, **options):
         expected = outcome(operator, scores.double(), k, eps, **options)
     tolerance = tolerance or TOLERANCE[scores.dtype]
     assert found[0].dtype is scores.dtype
+    assert torch.equal(found[0].isnan(), expected[0].isnan())
     for one, other, slack in zip(found, expected, (1, 20, 100), strict=True):
-        assert torch.equal(one.isnan(), other.isnan())
+        # In a row with a NaN the kernels have no derivative, plain operations may have a NaN.
+        one = one.masked_fill(other.isnan(), math.nan)
         size = max(1.0, float(other.nan_to_num(posinf=0.0, neginf=0.0).abs().max()))
         torch.testing.assert_close(
             one.double(), other, rtol=tolerance, atol=slack * tolerance * size, equal_nan=True
@@ -89,9 +93,17 @@ def test_every_temperature(operator, n, k, eps, dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_rows_that_do_not_fit_into_registers(operator, dtype):
-    scores = torch.randn(1, LONG).to(dtype)
-    options = {} if operator is soft_topk_softmax else {"largest": False}
-    assert_exact(operator, (4 * scores).round() / 4, 100.5, 0.1, **options)
+    """One with ties, one with a NaN, one with infinities, one with fewer elements than k."""
+    scores = torch.randn(4, LONG).to(dtype)
+    scores[0] = (4 * scores[0]).round() / 4
+    scores[1, 5000] = math.nan
+    scores[2, 3000:3003] = -math.inf
+    scores[3, 50:] = -math.inf
+    if operator is not soft_topk_softmax:
+        scores[2, 7] = math.inf
+    assert_exact(operator, scores, 100.5, 0.1)
+    if operator is not soft_topk_softmax:
+        assert_exact(operator, scores[:1], 100, 0.1, largest=False)
 
 
 @contextmanager
@@ -104,7 +116,9 @@ def programs_side_by_side(monkeypatch):
     own = threading.local()
 
     class Builder(type(builder)):
-        grid_idx = property(lambda self: own.index, lambda self, index: setattr(own, "index", index))
+        grid_idx = property(
+            lambda self: own.index, lambda self, index: setattr(own, "index", index)
+        )
 
     def call(self, *args, **kwargs):
         kwargs = {name: kwargs[name] for name in inspect.getfullargspec(self.fn).args}
@@ -151,3 +165,250 @@ def test_several_programs_share_a_row(operator, monkeypatch):
     scores[1] = (2 * scores[1]).round()
     with programs_side_by_side(monkeypatch):
         assert_exact(operator, scores, 100.5, 0.3)
+
+
+numbers = st.sampled_from(
+    [0.0, -0.0, 1.0, -1.0, 1e-3, 1e30, -1e30, 3e38, -3e38, 1e-38, math.inf, -math.inf, math.nan]
+) | st.floats(-4, 4, width=32)
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+@settings(max_examples=15)
+@given(data=st.data())
+def test_special_values(operator, data):
+    n = data.draw(st.integers(1, 12), "n")
+    dtype = data.draw(st.sampled_from([torch.float32, torch.float64]), "dtype")
+    rows = data.draw(st.lists(st.lists(numbers, min_size=n, max_size=n), min_size=1, max_size=3))
+    scores = torch.tensor(rows, dtype=dtype)
+    if operator is soft_topk_softmax:  # an infinite weight is NaN in both, its gradient is not
+        scores = scores.clamp(max=torch.finfo(torch.float32).max)
+    k = data.draw(st.integers(0, n) | st.floats(0, n), "k")
+    eps = data.draw(st.sampled_from([1e-4, 0.1, 1.0, 1e6]), "eps")
+    mask = torch.tensor(data.draw(st.lists(st.booleans(), min_size=n, max_size=n), "mask"))
+    options = {"mask": mask} if data.draw(st.booleans(), "masked") else {}
+    if operator is not soft_topk_softmax:
+        options["largest"] = data.draw(st.booleans(), "largest")
+    with kernels.interpreted():
+        found = outcome(operator, scores, k, eps, **options)
+    with kernels.plain():
+        expected = outcome(operator, scores, k, eps, **options)
+    tolerance = {torch.float32: 1e-5, torch.float64: 1e-11}[dtype]
+    torch.testing.assert_close(
+        found[0], expected[0], rtol=tolerance, atol=tolerance, equal_nan=True
+    )
+    # A gradient is known relative to the largest one: the rounding of d is multiplied by 1 / eps.
+    size = max(1.0, float(expected[1].nan_to_num().abs().max()))
+    close = (found[1] - expected[1]).abs() <= 100 * tolerance * size
+    assert (close | expected[1].isnan()).all()
+
+
+def test_rows_of_their_own():
+    scores = torch.randn(4, 2, 20)
+    k, eps = torch.tensor([[0], [3], [19], [20]]), torch.rand(4, 2) + 0.1
+    for operator in (soft_topk, log_soft_topk):
+        assert_exact(operator, scores, k, eps)
+        assert_exact(operator, scores.movedim(2, 0), 0.9 * k, eps, dim=0)
+
+
+@pytest.mark.parametrize(
+    "shape", [(9,), (2, 1, 1, 9), (5, 9), (3, 1, 9), (2, 3, 5, 9), (2, 1, 5, 9)]
+)
+def test_a_mask_that_is_expanded_is_not_copied(shape, monkeypatch):
+    """But for one that is expanded in the middle."""
+    from softtopk.kernels._triton._launch import repeated_rows
+
+    scores, mask = torch.randn(2, 3, 5, 9), torch.rand(shape) > 0.4
+    own, inner, count = repeated_rows(mask.expand(scores.shape))
+    assert own.numel() == mask.numel() * (3 if shape == (2, 1, 5, 9) else 1)
+    rows = own.view(-1, 9)[torch.arange(30).div(inner, rounding_mode="floor") % count]
+    assert torch.equal(rows, mask.expand(scores.shape).reshape(-1, 9))
+    assert_exact(soft_topk, scores, 2, 0.5, mask=mask)
+
+
+class Launches:
+    """Counts the launches and refuses to read a tensor's values on the host."""
+
+    def __init__(self, monkeypatch):
+        from triton.runtime.interpreter import InterpretedFunction
+
+        self.names: list[str] = []
+
+        def run(kernel, *_, grid, warmup, **arguments):
+            self.names.append(kernel.__name__)
+            for value in arguments.values():
+                if isinstance(value, torch.Tensor) and value.is_floating_point():
+                    value.detach().nan_to_num_()  # what is not computed is any number
+
+        def refuse(*_, **__):
+            raise AssertionError("the host waits for the device")
+
+        monkeypatch.setattr(InterpretedFunction, "run", run)
+        for name in ("item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__float__"):
+            monkeypatch.setattr(torch.Tensor, name, refuse)
+        monkeypatch.setattr(torch.Tensor, "__int__", refuse)
+        monkeypatch.setattr(torch.Tensor, "__index__", refuse)
+
+
+@pytest.mark.parametrize("n", [30, 20_000])
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_one_launch_each_way_and_nothing_waits(operator, n, monkeypatch):
+    scores = torch.randn(3, n, dtype=torch.bfloat16, requires_grad=True)
+    k, eps = torch.full((3,), 2.5), torch.full((3,), 0.3, requires_grad=True)
+    mask = torch.rand(n) > 0.1
+    kept = []
+
+    def keep(tensor):
+        kept.append(tensor.shape)
+        return tensor
+
+    with kernels.interpreted(), torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        launches = Launches(monkeypatch)
+        result = operator(scores, k, eps=eps, mask=mask)
+        assert launches.names == ["forward"]
+        result.sum().backward()
+        assert launches.names == ["forward", "backward"]
+    # The scores, and a few numbers per row.
+    large = [shape for shape in kept if shape.numel() >= 3 * n]
+    assert large.count(scores.shape) <= 2  # and the mask, which is expanded
+    assert len(large) <= 2
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_the_derivative_can_be_differentiated(operator):
+    scores = torch.randn(2, 6, dtype=torch.float64, requires_grad=True)
+    eps = torch.tensor([0.5, 0.8], dtype=torch.float64, requires_grad=True)
+
+    def second(path):
+        with path():
+            result = operator(scores, 2, eps=eps)
+            first = torch.autograd.grad(result.square().sum(), (scores, eps), create_graph=True)
+            return torch.autograd.grad(sum(each.square().sum() for each in first), (scores, eps))
+
+    found, expected = second(kernels.interpreted), second(kernels.plain)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_a_derivative_outside_of_the_context_is_the_same():
+    scores = torch.randn(2, 9, requires_grad=True)
+    with kernels.interpreted():
+        result = soft_topk(scores, 2, eps=0.5)
+        (expected,) = torch.autograd.grad(result[:, 0].sum(), scores, retain_graph=True)
+    (found,) = torch.autograd.grad(result[:, 0].sum(), scores)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_compiled(operator):
+    """As a custom operator, which launches the kernel."""
+    scores = torch.randn(2, 20, requires_grad=True)
+
+    def call(function):
+        result = function(scores, 3, eps=0.4)
+        return result, *torch.autograd.grad(result.square().sum(), scores)
+
+    expected = call(operator)
+    compiled = torch.compile(operator, fullgraph=True, backend="aot_eager")
+    with kernels.interpreted():
+        found = call(compiled)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_transforms_and_autocast():
+    scores = torch.randn(3, 9, dtype=torch.float64)
+
+    def gradients():
+        loss = lambda x: soft_topk(x, 2, eps=0.5).square().sum()  # noqa: E731
+        return torch.vmap(torch.func.grad(loss))(scores), torch.func.jvp(loss, (scores,), (scores,))
+
+    expected = gradients()
+    with kernels.interpreted():
+        torch.testing.assert_close(gradients(), expected)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            found = soft_topk(scores.float() @ torch.eye(9), 2)
+    assert found.dtype is torch.bfloat16
+    torch.testing.assert_close(found.sum(-1), torch.full((3,), 2.0).bfloat16(), rtol=0, atol=0.02)
+
+
+CUDA = torch.device("cuda", 0)
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """As if there were one: its kernels are not run."""
+    _accelerator._look.cache_clear()
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    yield monkeypatch
+    _accelerator._look.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "Triton"),
+        ("auto", "Triton"),
+        ("require", "Triton"),
+        ("off", "plain PyTorch operations: SOFTTOPK_TRITON=off"),
+        (
+            "maybe",
+            "error: SOFTTOPK_TRITON must be one of auto, 1, on, require, 0, off, not 'maybe'",
+        ),
+    ],
+)
+def test_the_environment_variable(value, text, gpu):
+    if value is None:
+        gpu.delenv(_accelerator.VARIABLE, raising=False)
+    else:
+        gpu.setenv(_accelerator.VARIABLE, value)
+    assert str(kernels.accelerator_status(CUDA)) == text
+    if value == "maybe":
+        with pytest.raises(RuntimeError, match="SOFTTOPK_TRITON must be one of"):
+            kernels.triton_for(CUDA)
+    else:
+        assert (kernels.triton_for(CUDA) is not None) == (value != "off")
+    with kernels.plain():
+        assert kernels.triton_for(CUDA) is None
+        assert "plain()" in str(kernels.accelerator_status(CUDA))
+
+
+@pytest.mark.parametrize(("wish", "error"), [("auto", False), ("require", True)])
+def test_a_gpu_without_kernels_says_why(wish, error, gpu):
+    gpu.setenv(_accelerator.VARIABLE, wish)
+    gpu.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+    status = kernels.accelerator_status(CUDA)
+    assert "the GPU is older than compute capability 8.0" in status.reason
+    assert status.error is error
+    _accelerator._look.cache_clear()
+    gpu.setattr(_accelerator.importlib, "import_module", raise_import_error)
+    status = kernels.accelerator_status(CUDA)
+    assert "pip install triton" in status.reason
+    assert status.error is error
+
+
+def raise_import_error(name):
+    raise ImportError(f"No module named {name!r}")
+
+
+def test_other_accelerators_take_plain_operations(gpu):
+    gpu.setenv(_accelerator.VARIABLE, "require")
+    status = kernels.accelerator_status(torch.device("mps"))
+    assert str(status) == "plain PyTorch operations: there are no kernels for the device mps"
+
+
+@pytest.mark.parametrize("operator", [*OPERATORS, sorted_soft_topk])
+def test_fake_tensors_of_a_gpu_are_one_operator(operator, gpu):
+    """What the compiler sees of a GPU. A solver would be a loop of many operations."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode(), torch.utils._python_dispatch.TorchDispatchMode() as _:
+        scores = torch.empty(3, 20, device="cuda")
+        assert operator(scores, 4).device == CUDA
+
+
+def test_the_interpreter_has_to_be_asked_for_in_time(monkeypatch):
+    import triton
+
+    _accelerator._interpreter.cache_clear()
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
+    with pytest.raises(RuntimeError, match="set TRITON_INTERPRET=1"), kernels.interpreted():
+        pass
+    _accelerator._interpreter.cache_clear()

@@ -22,6 +22,8 @@ def describe(environment: _environment.Environment) -> str:
     rows["CPU threads"] = str(environment.cpu_threads)
     rows["devices"] = ", ".join(("cpu", *environment.accelerators))
     rows["kernels"] = str(environment.native)
+    for device, status in environment.triton.items():
+        rows[f"kernels on {device}"] = str(status)
     width = max(map(len, rows)) + 2
     return "\n".join(f"{name + ':':<{width}}{value}" for name, value in rows.items())
 

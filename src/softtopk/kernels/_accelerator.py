@@ -103,7 +103,7 @@ def _look(device: torch.device) -> Status:
         return Status(active=False, reason=f"{VARIABLE}={value}")
     obstacle = _obstacle(device)
     if obstacle is None:
-        return Status(active=True, reason="the Triton kernels are used", instruction_set="Triton")
+        return Status(active=True, reason="Triton")
     if wish == "require" and device.type == "cuda":
         return Status(active=False, reason=f"{VARIABLE}={value}, but {obstacle}", error=True)
     return Status(active=False, reason=obstacle)
@@ -137,9 +137,7 @@ def _interpreter() -> Status:
         obstacle = "the interpreter is off; set TRITON_INTERPRET=1 before triton is imported"
     if obstacle is not None:
         return Status(active=False, reason=obstacle, error=True)
-    return Status(
-        active=True, reason="the Triton kernels are interpreted", instruction_set="Triton"
-    )
+    return Status(active=True, reason="Triton's interpreter")
 
 
 @cache

@@ -45,17 +45,17 @@ _INSTRUCTION_SETS = {"avx512": "AVX-512", "avx2": "AVX2", "baseline": "baseline"
 
 @dataclass(frozen=True)
 class Status:
-    """Whether the native library is in use, and why."""
+    """Whether kernels are in use, and why."""
 
     active: bool
     reason: str
     instruction_set: str | None = None
     error: bool = False
-    """SOFTTOPK_NATIVE asks for something that cannot be had: the operators raise."""
+    """The environment asks for something that cannot be had: the operators raise."""
 
     def __str__(self) -> str:
         if self.active:
-            return f"native ({self.instruction_set})"
+            return f"native ({self.instruction_set})" if self.instruction_set else self.reason
         return f"{'error' if self.error else 'plain PyTorch operations'}: {self.reason}"
 
 

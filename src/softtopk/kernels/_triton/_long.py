@@ -111,6 +111,21 @@ def _block(source, start, end, LARGEST: tl.constexpr, DOUBLE: tl.constexpr, BLOC
 
 
 @triton.jit
+def _solved_block(
+    source,
+    pivot,
+    start,
+    end,
+    LARGEST: tl.constexpr,
+    DOUBLE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The same, and nothing that takes part in a row with a NaN, which must not get into a sum."""
+    v, column, inside = _block(source, start, end, LARGEST, DOUBLE, BLOCK)
+    return tl.where(pivot == pivot, v, float("-inf")), column, inside
+
+
+@triton.jit
 def _digits(
     source,
     span,
@@ -439,6 +454,10 @@ def forward(
     if part == 0:
         leak_rest = leak_rest + tied_rest / (1.0 + odds(best - t, DOUBLE))
         weights = slope_rest / tl.maximum(leak_rest, tiny) + slope_top / tl.maximum(leak_top, tiny)
+        # Any positive number will do where there is no derivative.
+        leak_rest = tl.where(is_finite(pivot), leak_rest, 1.0)
+        leak_top = tl.where(is_finite(pivot), leak_top, 1.0)
+        weights = tl.where(is_finite(pivot), weights, 1.0)
         if DOUBLE:
             index_bits = index.to(tl.int64).to(tl.float64, bitcast=True)
         else:
@@ -506,7 +525,8 @@ def backward(
     g_threshold = tl.load(grad + row).to(rate.dtype) if MODE == "threshold" else centre
     if MODE == "softmax":
         origin = tl.load(state + 6 * rows + row)
-        norm = tl.maximum(tl.load(state + 7 * rows + row), tiny)
+        norm = tl.load(state + 7 * rows + row)
+        norm = tl.where(norm > 0.0, norm, 1.0)
         bits = tl.load(state + 8 * rows + row)
         index = bits.to(tl.int64 if DOUBLE else tl.int32, bitcast=True)
         steepest = load_scores(x, mask, row, mask_row, index, index < n, n, LARGEST, DOUBLE)
@@ -514,7 +534,7 @@ def backward(
         g_first = tl.load(grad + row * n + index).to(rate.dtype)
         selected = zero
         for start in range(begin, end, BLOCK):
-            v, column, inside = _block(source, start, end, LARGEST, DOUBLE, BLOCK)
+            v, column, inside = _solved_block(source, pivot, start, end, LARGEST, DOUBLE, BLOCK)
             g = tl.load(grad + row * n + column, mask=inside, other=0.0).to(v.dtype)
             d = distance_of(v, pivot, rate)
             _, lost, kept = leak_of(v, d, t, pivot, best, DOUBLE)
@@ -529,7 +549,7 @@ def backward(
 
     weighted_f, weighted_z, pulled, pulled_z = zero, zero, zero, zero
     for start in range(begin, end, BLOCK):
-        v, column, inside = _block(source, start, end, LARGEST, DOUBLE, BLOCK)
+        v, column, inside = _solved_block(source, pivot, start, end, LARGEST, DOUBLE, BLOCK)
         d = distance_of(v, pivot, rate)
         weight, lost, kept = _weight_of(v, d, t, pivot, best, leak_rest, leak_top, DOUBLE)
         z = tl.where(is_finite(d), d - t, 0.0)
@@ -557,7 +577,7 @@ def backward(
     shift = pulled.to(rate.dtype) / total
 
     for start in range(begin, end, BLOCK):
-        v, column, inside = _block(source, start, end, LARGEST, DOUBLE, BLOCK)
+        v, column, inside = _solved_block(source, pivot, start, end, LARGEST, DOUBLE, BLOCK)
         d = distance_of(v, pivot, rate)
         weight, lost, kept = _weight_of(v, d, t, pivot, best, leak_rest, leak_top, DOUBLE)
         if MODE == "threshold":

@@ -130,7 +130,6 @@ def forward(
     k = number_of(k_values, k_value, row, exists, True)
     tau = number_of(tau_values, tau_value, row, exists, DOUBLE)
     broken = tl.max((v != v).to(tl.int32), 1, keep_dims=True) > 0
-    v = tl.where(broken, float("-inf"), v)
     taking_part = tl.sum((v > float("-inf")).to(tl.int32), 1, keep_dims=True)
     pivot = settle(_pivot_of(v, k, n, BITS, DOUBLE), k, taking_part, broken)
     d = distance_of(v, pivot, 1.0 / tau)
@@ -191,6 +190,7 @@ def backward(
     pivot = tl.load(state + row, mask=exists, other=float("inf"))
     t = tl.load(state + rows + row, mask=exists, other=0.0)
     alive = is_finite(pivot)
+    v = tl.where(pivot == pivot, v, float("-inf"))  # a NaN must not get into a sum
     d = distance_of(v, pivot, rate)
     tied, share, best = _sides(v, d, pivot, k)
     best = tl.maximum(best, largest_below(DOUBLE))

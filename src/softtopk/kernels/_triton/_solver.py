@@ -149,8 +149,8 @@ def indicator_of(v, z, pivot, share_of_infinite):
     a = tl.where(v == float("inf"), 1.0, sigmoid(z))
     a = tl.where(pivot == float("-inf"), 1.0, a)
     a = tl.where(pivot == float("inf"), tl.where(v == float("inf"), share_of_infinite, 0.0), a)
-    a = tl.where(v == float("-inf"), 0.0, a)
-    return tl.where(pivot != pivot, float("nan"), a)
+    a = tl.where(pivot != pivot, float("nan"), a)
+    return tl.where(v == float("-inf"), 0.0, a)
 
 
 @triton.jit
@@ -160,8 +160,8 @@ def log_indicator_of(v, z, pivot, share_of_infinite, DOUBLE: tl.constexpr):
     a = tl.where(pivot == low, 0.0, a)
     of_infinite = tl.where(share_of_infinite > 0.0, tl.log(share_of_infinite), low)
     a = tl.where(pivot == float("inf"), tl.where(v == float("inf"), of_infinite, low), a)
-    a = tl.where(v == low, low, a)
-    return tl.where(pivot != pivot, float("nan"), a)
+    a = tl.where(pivot != pivot, float("nan"), a)
+    return tl.where(v == low, low, a)
 
 
 @triton.jit
