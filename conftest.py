@@ -1,6 +1,5 @@
 """Shared by tests and doctests."""
 
-# ruff: noqa: E402
 import os
 
 # The kernels for GPUs run in Triton's interpreter. torch may import triton.

@@ -1,8 +1,8 @@
 """The ways to compute the operators: the native library, Triton kernels, plain PyTorch operations,
 and Sinkhorn.
 
-There need not be a GPU for the Triton kernels: they run in Triton's interpreter. That has to be said
-before triton is imported, as conftest.py does.
+There need not be a GPU for the Triton kernels: they run in Triton's interpreter. That has to be
+said before triton is imported, as conftest.py does.
 """
 
 from collections.abc import Iterator
