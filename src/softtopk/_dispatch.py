@@ -5,7 +5,8 @@ An operator has three paths, with the same results:
 - ``"native"``: a call of the native library (`softtopk.kernels`) each way. On the CPU, when nothing
   watches the single operations.
 - ``"opaque"``: a custom operator, one node of a graph. For tensors that are traced: inside of
-  ``torch.compile`` and ``torch.export``, fake tensors, subclasses that take operations over.
+  ``torch.compile`` and ``torch.export``, fake tensors, subclasses that take operations over. ONNX
+  has no custom operators: see `opaque` in `functional/_autograd`.
 - ``"plain"``: ordinary operations of torch. For all else: accelerators, ``torch.func``, forward
   mode, and where there is no native library.
 
@@ -48,7 +49,7 @@ def path_of(scores: Tensor, *others: object, fixed: Sequence[object] = ()) -> Pa
     if torch.is_grad_enabled() and any(value.requires_grad for value in constants):
         return "plain"
     tensors = [scores, *constants, *(value for value in others if isinstance(value, Tensor))]
-    if is_traced(scores):
+    if is_traced(scores) and not in_onnx_export():
         return "opaque" if all(value.device.type == "cpu" for value in tensors) else "plain"
     return "native" if library_for(*tensors) is not None else "plain"
 
@@ -89,8 +90,10 @@ def _is_dispatched(tensor: Tensor) -> bool:
 def may_differentiate(*values: object) -> bool:
     """Whether a derivative in one of the values may be asked for, in any mode.
 
-    Inside of a ``torch.func`` transform, which a tensor need not show: always.
+    Inside of a ``torch.func`` transform, which a tensor need not show: always. In ONNX: never.
     """
+    if in_onnx_export():
+        return False
     if _transform() is not None or in_forward_mode():
         return True
     return torch.is_grad_enabled() and any(
@@ -100,6 +103,11 @@ def may_differentiate(*values: object) -> bool:
 
 def in_forward_mode() -> bool:
     return getattr(forward_ad, "_current_level", 0) >= 0
+
+
+def in_onnx_export() -> bool:
+    """Whether ``torch.onnx.export(..., dynamo=True)`` is making the graph."""
+    return torch.compiler.is_compiling() and torch.onnx.is_in_onnx_export()
 
 
 def refuse_forward_mode() -> None:
