@@ -19,7 +19,7 @@ EPS = 0.1  # the default of the operators
 SEED = 0
 CPU = torch.device("cpu")
 # Bytes for a score and all that belongs to it: inputs, results and temporaries, which are of
-# float32 for bfloat16 too, and the places that a sort returns.
+# float32 for bfloat16 too, and the places that a sort returns. Without kernels it may be more.
 ROOM = 64
 
 

@@ -28,7 +28,7 @@ ERRORS = (1e-9, 3.0)  # from below what float32 can do to as wrong as can be
 # problem; dash-dotted: other relaxations; dotted greys: torch's own.
 STYLES = {
     "softtopk": LineStyle(style.BLUE, "-", "o"),
-    "plain": LineStyle(style.TEAL, "-", "H"),
+    "plain": LineStyle(style.TEAL, "-", "8"),
     "sinkhorn": LineStyle(style.VERMILION, "--", "s"),
     "pot": LineStyle(style.ORANGE, "--", "^"),
     "qfeval": LineStyle(style.PURPLE, "--", "v"),
@@ -133,7 +133,8 @@ def _draw_sizes(cases: Sequence[CaseResult]) -> Figure | None:
         axes.set_xticks(range(len(here)), sizes, rotation=35, ha="right")
         axes.set(yscale="log", title=dtype)
         plain_numbers(axes.yaxis)
-    figure.axes[0].set_ylabel("milliseconds, forward + backward")
+        axes.sharey(figure.axes[0])
+    figure.axes[0].set_ylabel("milliseconds")
     case = cases[0].case
     figure.suptitle(f"Forward + backward, {_title(case)}, eps = {case.eps:g}", fontsize=style.TITLE)
     legend_beside(figure.axes[-1])

@@ -96,7 +96,9 @@ def _cells(result: Result, ours: Result | None) -> Iterable[str]:
 
 def to_markdown(record: Record) -> str:
     """All cases in one table, with the machine above it."""
-    peers = {r.peer: r.label for done in record.cases for r in done.results if r.both is not None}
+    results = [result for done in record.cases for result in done.results]
+    measured = {result.peer for result in results if result.both is not None}
+    peers = {result.peer: result.label for result in results if result.peer in measured}
     rows = [[done.case.name, *(_times(done.of(peer)) for peer in peers)] for done in record.cases]
     left_out = [
         f"- {done.case.name}: {result.label}: {result.status}: {result.reason}"
