@@ -99,12 +99,12 @@ def test_the_sizes_of_a_device(
         "| unsorted, 512 x 64, k = 5, eps = 0.1, bfloat16",
     ]
     for done in record.cases:
-        limit = 1e-6 if done.case.dtype == "float32" else 4e-3
+        low, high = (0.0, 1e-6) if done.case.dtype == "float32" else (1e-4, 4e-3)  # it is rounded
         for peer in ("softtopk", "plain"):
             result = done.of(peer)
             assert result is not None
             assert result.error is not None
-            assert result.error < limit
+            assert low < result.error < high
 
 
 def test_nothing_is_timed_if_an_operator_is_wrong(
