@@ -5,13 +5,15 @@ An operator has three paths, with the same results:
 - ``"native"``: a call of the native library (`softtopk.kernels`) each way. On the CPU, when nothing
   watches the single operations.
 - ``"opaque"``: a custom operator, one node of a graph. For tensors that are traced: inside of
-  ``torch.compile`` and ``torch.export``, fake tensors, subclasses that take operations over. ONNX
-  has no custom operators: see `opaque` in `functional/_autograd`.
+  ``torch.compile`` and ``torch.export``, fake tensors, subclasses that take operations over.
 - ``"plain"``: ordinary operations of torch. For all else: accelerators, ``torch.func``, forward
   mode, and where there is no native library.
 
 This is the only module that calls private functions of torch. For a version that lacks one, the
 second argument of `_private` is what takes its place: the answer that leads to the plain path.
+
+ONNX has neither custom operators nor derivatives: a graph for it takes the plain path, where the
+solvers are unrolled or refused (`opaque` in `functional/_autograd`).
 """
 
 from __future__ import annotations
@@ -46,10 +48,12 @@ def path_of(scores: Tensor, *others: object, fixed: Sequence[object] = ()) -> Pa
     """The path of an operator of the scores and others, whose derivative in the ``fixed`` arguments
     only the plain path has. Numbers and None do not matter."""
     constants = [value for value in fixed if isinstance(value, Tensor)]
+    if in_onnx_export():
+        return "plain"
     if torch.is_grad_enabled() and any(value.requires_grad for value in constants):
         return "plain"
     tensors = [scores, *constants, *(value for value in others if isinstance(value, Tensor))]
-    if is_traced(scores) and not in_onnx_export():
+    if is_traced(scores):
         return "opaque" if all(value.device.type == "cpu" for value in tensors) else "plain"
     return "native" if library_for(*tensors) is not None else "plain"
 
