@@ -17,6 +17,7 @@ JOBS ?= 2
 PYTEST = $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
 OUT ?= runs/demo
 BENCH ?= --preset full
+GPU_BENCH ?= --device cuda --preset gpu
 FIGURES ?= docs/figures
 
 # Running it, not looking it up: a version manager's shim can be there and lead nowhere.
@@ -24,7 +25,7 @@ ifndef PYTHON
 PYTHON := $(shell python3.11 -c '' 2>/dev/null && echo python3.11 || echo python3)
 endif
 
-.PHONY: help demo test test-all check lint format bench figures native wheel clean
+.PHONY: help demo test test-all check lint format bench gpu-bench figures native wheel clean
 
 help:  ## Print this list.
 	@echo "make TARGET, where TARGET is one of"
@@ -58,6 +59,11 @@ format: $(STAMP)  ## Format the code and apply the safe lint fixes.
 bench: $(PEERS) $(NATIVE)  ## Compare with every peer, about 15 minutes (BENCH='--preset quick' for 2).
 	@mkdir -p runs
 	@$(BENCH_VENV)/bin/softtopk bench --out runs/bench $(BENCH)
+
+# "softtopk" says what is wrong in one line, such as that there is no such device.
+gpu-bench: $(NATIVE)  ## Check the operators on a CUDA device, then time them there (runs/gpu-bench).
+	@mkdir -p runs
+	@$(BIN)/softtopk bench --out runs/gpu-bench $(GPU_BENCH) || exit 1
 
 figures: $(NATIVE)  ## Draw the figures of the docs anew, half a minute (FIGURES=docs/figures).
 	@$(BIN)/softtopk figures --out "$(FIGURES)"

@@ -40,7 +40,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "seq2seq": OPERATORS | {"_model_files"},
     "integrations": OPERATORS,
     "experiments": (
-        {"__init__", "_environment", "_training", "_files", "plotting"} | OPERATORS | APPLICATIONS
+        {"__init__", "kernels", "_environment", "_training", "_files", "plotting"}
+        | OPERATORS
+        | APPLICATIONS
     ),
     "cli": {"__init__", "_environment", "experiments"} | OPERATORS | APPLICATIONS,
     "__main__": {"cli"},

@@ -12,6 +12,9 @@ An operator has four paths, with the same results:
 
 This is the only module that calls private functions of torch. For a version that lacks one, the
 second argument of `_private` is what takes its place: the answer that leads to the plain path.
+
+ONNX has neither custom operators nor derivatives: a graph for it takes the plain path, where the
+solvers are unrolled or refused (`opaque` in `functional/_autograd`).
 """
 
 from __future__ import annotations
@@ -49,6 +52,8 @@ def path_of(scores: Tensor, *others: object, fixed: Sequence[object] = ()) -> Pa
     """The path of an operator of the scores and others, whose derivative in the ``fixed`` arguments
     only the plain path has. Numbers and None do not matter."""
     constants = [value for value in fixed if isinstance(value, Tensor)]
+    if in_onnx_export():
+        return "plain"
     if torch.is_grad_enabled() and any(value.requires_grad for value in constants):
         return "plain"
     tensors = [scores, *constants, *(value for value in others if isinstance(value, Tensor))]
@@ -111,8 +116,10 @@ def _is_dispatched(tensor: Tensor) -> bool:
 def may_differentiate(*values: object) -> bool:
     """Whether a derivative in one of the values may be asked for, in any mode.
 
-    Inside of a ``torch.func`` transform, which a tensor need not show: always.
+    Inside of a ``torch.func`` transform, which a tensor need not show: always. In ONNX: never.
     """
+    if in_onnx_export():
+        return False
     if _transform() is not None or in_forward_mode():
         return True
     return torch.is_grad_enabled() and any(
@@ -122,6 +129,11 @@ def may_differentiate(*values: object) -> bool:
 
 def in_forward_mode() -> bool:
     return getattr(forward_ad, "_current_level", 0) >= 0
+
+
+def in_onnx_export() -> bool:
+    """Whether ``torch.onnx.export(..., dynamo=True)`` is making the graph."""
+    return torch.compiler.is_compiling() and torch.onnx.is_in_onnx_export()
 
 
 def refuse_forward_mode() -> None:

@@ -20,7 +20,7 @@ from softtopk import (
 from softtopk.functional import _sorted
 from softtopk.functional._rows import distances, pivot_of, places_of, rows_of
 from softtopk.functional._sorted import rank_distances, solve_ranking
-from softtopk.functional._unsorted import solve_offset
+from softtopk.functional._unsorted import NEEDED_STEPS, solve_offset
 
 FAMILIES = ["normal", "uniform", "cauchy", "tied", "clustered", "logsoftmax"]
 
@@ -67,7 +67,8 @@ def test_unsorted_values(family, n):
 
 @every_length
 def test_unsorted_steps(family, n):
-    """At most 12 iterations are promised; Newton on the logarithm of the leaks takes half."""
+    """At most 12 iterations are promised; Newton on the logarithm of the leaks takes half, which is
+    what a graph for ONNX has."""
     for dtype in (torch.float32, torch.float64):
         scores, spread = scores_of(family, n, dtype)
         for k in {1, n // 3 or 1, n // 2, n - 1, 0.01, n - 0.5}:
@@ -77,7 +78,7 @@ def test_unsorted_steps(family, n):
                 tau = 0.5 * 10.0**exponent * spread
                 d, _ = distances(scores, pivot, places, tau)
                 _, steps = solve_offset(d.squeeze(-1), places)
-                assert steps <= 6, (dtype, k, exponent)
+                assert steps <= NEEDED_STEPS, (dtype, k, exponent)
 
 
 @both_paths

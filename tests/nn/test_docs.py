@@ -8,8 +8,9 @@ import pytest
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-@pytest.mark.parametrize("name", ["attention", "choosing"])
-def test_the_page(name, capsys):
+@pytest.mark.parametrize("name", ["attention", "choosing", "deployment"])
+def test_the_page(name, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     page = (DOCS / f"{name}.md").read_text(encoding="utf-8")
     code, claimed = re.search(r"```python\n(.*?)```\n\n```\n(.*?)```", page, re.DOTALL).groups()
     exec(code, {})

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._dispatch import in_onnx_export
+
 
 def batch_first(
     function: Callable[..., Any], size: int, in_dims: Sequence[int | None], inputs: Sequence[Any]
@@ -29,10 +31,19 @@ def batch_first(
     return outputs, 0 if isinstance(outputs, Tensor) else (0,) * len(outputs)
 
 
-def _on_one_device(fake: Callable[..., Any]) -> Callable[..., Any]:
-    """``fake``, if all tensors are on one device: torch would take a result from a meta tensor."""
+def _checked(name: str, fake: Callable[..., Any]) -> Callable[..., Any]:
+    """``fake``, if all tensors are on one device: torch would take a result from a meta tensor.
+
+    Not for ONNX: its exporter calls this one before it fails to translate the operator.
+    """
 
     def checked(*inputs: Any) -> Any:
+        if torch.onnx.is_in_onnx_export():
+            raise NotImplementedError(
+                f"{name} cannot be exported to ONNX; export the hard selection: hard_eval=True and "
+                ".eval(). Of the soft operators the unsorted ones can be exported, with "
+                "solver='exact', if torch.onnx.export is given the module, not an ExportedProgram"
+            )
         devices = {value.device.type for value in inputs if isinstance(value, Tensor)}
         if len(devices) > 1:
             raise ValueError(f"all tensors must be on one device, got {', '.join(sorted(devices))}")
@@ -49,17 +60,19 @@ def opaque(
     fake: Callable[..., Any],
     setup_context: Callable[..., None] | None = None,
     backward: Callable[..., Any] | None = None,
+    unrolled: Callable[..., Any] | None = None,
 ) -> Callable[..., Any]:
     """A solver as a custom operator, for compilation and export.
 
     It is one opaque call in the graph: traced, its loop would be unrolled and could not stop early.
     ``fake`` makes outputs of the right shapes. With a derivative, an exported program can be
-    trained.
+    trained. ``unrolled`` takes the place of the operator in ONNX, which has only operations of its
+    own; without it, an export to ONNX is refused.
 
     Anyone can call it by its name in ``torch.ops``, so ``solve`` checks its arguments.
     """
     operator = torch.library.custom_op(name, solve, mutates_args=(), schema=schema)
-    operator.register_fake(_on_one_device(fake))
+    operator.register_fake(_checked(name, fake))
     operator.register_vmap(
         lambda info, in_dims, *inputs: batch_first(operator, info.batch_size, in_dims, inputs)
     )
@@ -68,7 +81,10 @@ def opaque(
     operator.register_autograd(backward, setup_context=setup_context)
     space, _, short = name.partition("::")
     in_graph = getattr(getattr(torch.ops, space), short).default  # as Dynamo knows it
-    return _as_function(in_graph, solve, setup_context, backward)
+    function = _as_function(in_graph, solve, setup_context, backward)
+    if unrolled is None:
+        return function
+    return lambda *inputs: (unrolled if in_onnx_export() else function)(*inputs)
 
 
 def _as_function(

@@ -9,6 +9,7 @@ native kernels apply mask and direction themselves, those for accelerators read 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import torch
@@ -24,7 +25,7 @@ from .._checks import (
     check_mask,
     check_scores,
 )
-from .._dispatch import is_readable
+from .._dispatch import in_onnx_export, is_readable
 
 Normalize = Literal["row", "batch"] | None
 
@@ -188,11 +189,16 @@ def places_of(k: Count, x: Tensor) -> Tensor:
     return torch.full((1,), k, dtype=dtype, device=x.device)
 
 
+def _whole(k: Tensor, rounded: Callable[[Tensor], Tensor]) -> Tensor:
+    """ONNX cannot round an integer."""
+    return rounded(k) if k.is_floating_point() else k
+
+
 def pivot_of(x: Tensor, k: Count) -> Tensor:
     """The ceil(k)-th largest element of every row, (..., 1); k outside of (0, n) is clamped."""
     n = x.shape[-1]
     if isinstance(k, Tensor):
-        index = k.ceil().long().clamp(1, n) - 1
+        index = _whole(k, torch.ceil).long().clamp(1, n) - 1
         longest = int(index.max()) + 1 if is_readable(index) and index.numel() else n
         ordered = x.topk(longest, dim=-1).values
         return ordered.gather(-1, index.expand(*x.shape[:-1], 1))
@@ -207,6 +213,8 @@ def chosen_of(x: Tensor, k: Count) -> Tensor:
 
     ``torch.topk`` does not say which of equal ones it takes. A NaN counts as infinite.
     """
+    if in_onnx_export() and not isinstance(k, Tensor):
+        return torch.zeros_like(x, dtype=torch.bool).scatter(-1, largest_of(x, int(k))[0], True)
     x = torch.where(x.isnan(), math.inf, x)
     pivot = pivot_of(x, k)
     chosen = x >= pivot
@@ -217,7 +225,13 @@ def chosen_of(x: Tensor, k: Count) -> Tensor:
 
 
 def largest_of(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Places and values (..., k) of the k largest of every row, in the order of their places."""
+    """Places and values (..., k) of the k largest of every row, in the order of their places.
+
+    In ONNX in the order of their values: its TopK sorts, and takes the first of equal ones first.
+    """
+    if in_onnx_export():
+        index = torch.where(x.isnan(), math.inf, x).topk(k).indices
+        return index, x.gather(-1, index)
     chosen = chosen_of(x, k)
     if is_readable(x):
         index = chosen.nonzero()[:, -1].view(*x.shape[:-1], k)
@@ -338,7 +352,7 @@ def hard_selection(x: Tensor, k: Count) -> Tensor:
     Elements that take no part are never selected. A row with a NaN is NaN.
     """
     x = x.detach()
-    chosen = chosen_of(x, k.detach().round() if isinstance(k, Tensor) else round(k))
+    chosen = chosen_of(x, _whole(k.detach(), torch.round) if isinstance(k, Tensor) else round(k))
     selected = (chosen & (x != -math.inf)).to(x.dtype)
     return selected.masked_fill(x.isnan().any(-1, keepdim=True), math.nan)
 

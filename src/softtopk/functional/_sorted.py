@@ -48,6 +48,7 @@ from .._checks import (
 )
 from .._dispatch import (
     dense,
+    in_onnx_export,
     is_readable,
     is_traced,
     library_for,
@@ -580,8 +581,9 @@ def _hard_ranking(x: Tensor, k: int) -> Tensor:
     """The 0/1 ranking (..., n, k) of scores in canonical form."""
     x = x.detach()
     index, best = largest_of(x, k)
-    order = best.argsort(dim=-1, descending=True, stable=True)
-    index = index.gather(-1, order).unsqueeze(-2)
-    selected = torch.zeros(*x.shape, k, dtype=x.dtype, device=x.device).scatter(-2, index, 1.0)
+    if not in_onnx_export():  # sorted there, and ONNX has no stable sort
+        index = index.gather(-1, best.argsort(dim=-1, descending=True, stable=True))
+    selected = torch.zeros(*x.shape, k, dtype=x.dtype, device=x.device)
+    selected = selected.scatter(-2, index.unsqueeze(-2), 1.0)
     selected = selected.masked_fill((x == -math.inf).unsqueeze(-1), 0.0)
     return selected.masked_fill(x.isnan().any(-1, keepdim=True).unsqueeze(-1), math.nan)

@@ -67,8 +67,8 @@ from ._rows import (
 from ._sinkhorn import Solver, sinkhorn_of
 from ._transport import indicator_by_sinkhorn, log_indicator_by_sinkhorn, threshold_by_sinkhorn
 
-#: Newton needs at most 6 steps (measured over the whole documented range, see tests).
-MAX_STEPS = 12
+#: What Newton needs at most, measured over the whole documented range (see tests), and the limit.
+NEEDED_STEPS, MAX_STEPS = 6, 12
 
 # The solver.
 
@@ -248,6 +248,16 @@ def _checked_offset(d: Tensor, k: Tensor) -> Tensor:
     return _solve_offset(d, k)
 
 
+def _unrolled_offset(d: Tensor, k: Tensor) -> Tensor:
+    if d.dtype is torch.float64:
+        raise NotImplementedError(
+            "the soft selection of float64 scores cannot be exported to ONNX, because torch's "
+            "exporter rounds the numbers in it to float32; use scores.float(), or the hard "
+            "selection: hard_eval=True and .eval()"
+        )
+    return solve_offset(d, k, NEEDED_STEPS)[0]
+
+
 _offset_op = opaque(
     "softtopk::offset",
     "(Tensor d, Tensor k) -> Tensor",
@@ -255,6 +265,7 @@ _offset_op = opaque(
     fake=lambda d, k: d.new_empty(*d.shape[:-1], 1),
     setup_context=_Offset.setup_context,
     backward=_Offset.backward,
+    unrolled=_unrolled_offset,
 )
 
 

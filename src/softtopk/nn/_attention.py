@@ -18,7 +18,7 @@ from .._checks import (
     check_integer,
     check_number,
 )
-from .._dispatch import may_differentiate
+from .._dispatch import in_onnx_export, may_differentiate
 from ..functional import soft_topk_softmax
 from ..functional._softmax import softmax_of_largest, softmax_or_zero
 from ..functional._temperature import common_eps
@@ -250,6 +250,10 @@ def _attend_to_few(
     weights = weights.to(scores.dtype)  # autocast may leave them wider
     if dropout_p > 0.0:
         weights = F.dropout(weights, dropout_p)
+    if in_onnx_export():  # where embedding_bag is a loop over the queries
+        placed = torch.zeros_like(scores).scatter(-1, index, weights)
+        output = _per_group(placed, value)
+        return (output, placed) if need_weights else output
     # One table of all values, and for every query a bag of its rows: unlike a gather, which would
     # copy topk rows per query, this sums them where they are.
     length, size = value.shape[-2:]

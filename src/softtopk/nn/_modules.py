@@ -79,13 +79,14 @@ class _TopK(Tempered):
                 sorted=self._sorted,
             )
 
+        hard = self.hard or (self.hard_eval and not self.training)
         return {
-            "eps": self._eps_now(calibrate),
+            "eps": self._eps_now(calibrate, hard, scores, self.k),
             "dim": self.dim,
             "largest": self.largest,
             "mask": mask,
             "normalize": self.normalize,
-            "hard": self.hard or (self.hard_eval and not self.training),
+            "hard": hard,
             "solver": self.solver,
         }
 

@@ -150,8 +150,13 @@ class SoftTopKAttention(Tempered, nn.MultiheadAttention):
             # The rows that were added take part: True, or 0 to add.
             mask = F.pad(mask, (0, keys.shape[-2] - mask.shape[-1]), value=mask.dtype == torch.bool)
 
+        hard = self.hard_eval and not self.training
         eps = self._eps_now(
-            lambda width: eps_per_head(queries, keys, self.topk, width=width, attn_mask=mask)
+            lambda width: eps_per_head(queries, keys, self.topk, width=width, attn_mask=mask),
+            hard,
+            queries,
+            keys,
+            values,
         )
         result = soft_topk_attention(
             queries,
@@ -163,7 +168,7 @@ class SoftTopKAttention(Tempered, nn.MultiheadAttention):
             attn_mask=mask,
             dropout_p=self.dropout if self.training else 0.0,
             need_weights=need_weights,
-            hard=self.hard_eval and not self.training,
+            hard=hard,
         )
         output, weights = result if isinstance(result, tuple) else (result, None)
         output = self.out_proj(output.transpose(1, 2).flatten(-2))  # (N, L, E)

@@ -18,7 +18,7 @@ from .._checks import (
     check_number,
     check_positive,
 )
-from .._dispatch import is_ordinary
+from .._dispatch import is_ordinary, may_differentiate
 
 
 class Tempered(nn.Module):
@@ -135,11 +135,16 @@ class Tempered(nn.Module):
             raise ValueError(f"{type(self).__name__} was made with an eps; make it with width=")
         self._again, self._settled = True, False
 
-    def _eps_now(self, calibrate: Callable[[float], Tensor]) -> Strength:
+    def _eps_now(
+        self, calibrate: Callable[[float], Tensor], hard: bool = False, *inputs: object
+    ) -> Strength:
         """eps for this call. ``calibrate`` finds the one for a width and the scores of the call, or
-        NaN if they have no scale."""
+        NaN if they have no scale. A ``hard`` selection has an eps for the derivative only, in the
+        ``inputs`` or in eps itself."""
         if self._settled or self._width is None:
             return self.eps
+        if hard and not self.training and not may_differentiate(*inputs, self._held()):
+            return 1.0
         again = self._again and self.training
         if torch.compiler.is_compiling() or self._held().is_meta:
             return self._decide(calibrate(self._width), again)
@@ -175,7 +180,10 @@ class Tempered(nn.Module):
             state_dict.setdefault(prefix + name, self._known(held, like.dtype))
         super()._load_from_state_dict(state_dict, prefix, *rest)
         if self._width is not None:
-            self._again = self._settled = False
+            # Looked at now: a tracer cannot, and would put the calibration into every graph.
+            held, self._again = self._held(), False
+            readable = is_ordinary(held) and not held.is_meta
+            self._settled = readable and not bool(held.isnan().any())
         given = self._buffers.get("_eps")
         if given is not None and given.is_meta:
             self._eps = self._given_eps

@@ -7,13 +7,16 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from softtopk import cli
-from softtopk.experiments.bench import PRESETS, _command
+from softtopk.experiments.bench import PRESETS, Record, _command, _correctness
+from softtopk.experiments.bench._presets import on_device
 from softtopk.experiments.bench._probe import Probe
 
 TINY = ("--size", "2x16x3", "--peers", "topk", "--repeats", "3", "--threads", "1")
@@ -27,7 +30,8 @@ def exit_code(*args: str) -> int | str | None:
 
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trust every peer, instead of trying it in another process."""
+    """Trust every operator and peer, instead of checking it or trying it in another process."""
+    monkeypatch.setattr(_command, "failures", lambda device: ())
     real = _command.run
 
     def run(*args: Any) -> Any:
@@ -36,8 +40,12 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_command, "run", run)
 
 
-def test_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The whole way once, with the trial in another process."""
+def test_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The whole way once, with some of the checks, and the trial in another process."""
+    some = partial(_correctness.failures, examples=_correctness.EXAMPLES[::8])
+    monkeypatch.setattr(_command, "failures", some)
     assert exit_code(*TINY, "--out", str(tmp_path)) == 0
     out = capsys.readouterr().out
     assert "unsorted, 2 x 16, k = 3, eps = 0.1" in out
@@ -58,7 +66,59 @@ def test_pictures_go_where_they_are_wanted(tmp_path: Path, monkeypatch: pytest.M
     args = ("--preset", "quick", "--peers", "topk", "--threads", "1", "--out", str(tmp_path))
     assert exit_code(*args, "--images", str(images)) == 0
     assert {p.name for p in images.iterdir()} == {"time_against_n.png", "error_against_time.png"}
-    assert {p.name for p in tmp_path.iterdir()} == {"images", "results.json"}
+    assert {p.name for p in tmp_path.iterdir()} == {"images", "results.json", "results.md"}
+
+
+@pytest.mark.usefixtures("fast")
+def test_the_sizes_of_a_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The preset in small, with all that it writes; the rows are those that fit."""
+    tiny = replace(PRESETS["gpu"], cases=on_device([(2, 40, 3), (2**30, 64, 5)]), repeats=3)
+    monkeypatch.setitem(PRESETS, "gpu", tiny)
+    args = ("--preset", "gpu", "--memory", str(40 * 64 / 2**20), "--threads", "1")
+    assert exit_code("--device", "cpu", *args, "--out", str(tmp_path)) == 0
+    assert {p.name for p in tmp_path.iterdir()} == {
+        "results.json",
+        "results.md",
+        "time_on_device.png",
+    }
+    record = Record.read(tmp_path / "results.json")
+    card = record.environment["device"]["name"]
+    assert f"device: {card} (cpu)" in capsys.readouterr().out
+    page = (tmp_path / "results.md").read_text()
+    assert page.startswith(f"# softtopk bench: {card}\n")
+    head, *rows = [line for line in page.splitlines() if line.startswith("| ")]
+    assert head == (
+        "|  | softtopk | softtopk without kernels | torch.sort | torch.topk | torch.softmax |"
+    )
+    assert [row.split(" | ")[0] for row in rows] == [
+        "| unsorted, 2 x 40, k = 3, eps = 0.1",
+        "| unsorted, 512 x 64, k = 5, eps = 0.1",
+        "| unsorted, 2 x 40, k = 3, eps = 0.1, bfloat16",
+        "| unsorted, 512 x 64, k = 5, eps = 0.1, bfloat16",
+    ]
+    for done in record.cases:
+        low, high = (0.0, 1e-6) if done.case.dtype == "float32" else (1e-4, 4e-3)  # it is rounded
+        for peer in ("softtopk", "plain"):
+            result = done.of(peer)
+            assert result is not None
+            assert result.error is not None
+            assert low < result.error < high
+
+
+def test_nothing_is_timed_if_an_operator_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = [f"soft_topk, {number} x 64: value off" for number in range(30)]
+    monkeypatch.setattr(_command, "failures", lambda device: wrong)
+    monkeypatch.setattr(_command, "run", None)  # the work does not begin
+    assert exit_code(*TINY, "--out", str(tmp_path)) == 1
+    out = capsys.readouterr().out
+    assert "wrong on cpu, compared with float64 on the CPU:\n  soft_topk, 0 x 64: value off" in out
+    assert "30 checks failed, so nothing is timed" in out
+    assert len(out.splitlines()) < 20
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.usefixtures("fast")
@@ -85,7 +145,7 @@ def test_an_interrupt_keeps_what_there_is(
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("--preset", "fast"), "--preset 'fast': give one of full, quick, targets"),
+        (("--preset", "fast"), "--preset 'fast': give one of full, quick, gpu, targets"),
         (("--size", "128x1000"), "--size '128x1000': give ROWSxNxK"),
         (("--size", "1x5x5"), "--size '1x5x5': need ROWS >= 1 and 0 < K < N"),
         (("--eps", "1"), "--eps 1: the presets have their own; give it with --size"),
@@ -93,6 +153,8 @@ def test_an_interrupt_keeps_what_there_is(
         (("--peers", "pto"), "--peers 'pto': give one or more of softtopk"),
         (("--repeats", "1"), "--repeats 1: give a number of at least 3"),
         (("--threads", "0"), "--threads 0: give a number from 1 to"),
+        (("--device", "abacus"), "--device abacus: "),
+        (("--device", "meta"), "--device meta: Cannot copy out of meta tensor"),
     ],
 )
 def test_a_wrong_option_is_named(
@@ -121,6 +183,9 @@ def test_presets_hold_what_they_promise() -> None:
     assert ns == [10**e for e in range(2, 8)]
     assert any(c.series == "attention" and c.rows == 8 * 8 * 512 for c in full)
     assert any(c.operator == "sorted" for c in PRESETS["quick"].cases)
+    gpu = [(c.rows, c.n, c.dtype) for c in PRESETS["gpu"].cases]
+    for size in ((4096, 1024), (10**6, 512), (128, 8192), (64, 10**5), (8, 10**6), (1, 10**7)):
+        assert {(*size, "float32"), (*size, "bfloat16")} <= set(gpu)
     for preset in PRESETS.values():
         assert len(set(preset.cases)) == len(preset.cases)
 

@@ -10,25 +10,36 @@ import pytest
 import torch
 
 from softtopk.experiments.bench import Timing
+from softtopk.experiments.bench._device import Cpu
 from softtopk.experiments.bench._measure import (
     MIN_REPEATS,
     SAMPLE_SECONDS,
     Contestant,
     available_cores,
     pinned_threads,
+    sample,
     time_in_turn,
     variables,
 )
 
 
-class Clock:
+class Clock(Cpu):
     """Time that only passes when a run lets it."""
 
     def __init__(self) -> None:
         self.now = 0.0
+        self.log: list[str] = []
 
-    def __call__(self) -> float:
+    def mark(self) -> float:
+        self.log.append("mark")
         return self.now
+
+    def seconds(self, start: float, end: float) -> float:
+        self.log.append("wait")
+        return super().seconds(start, end)
+
+    def flush(self) -> None:
+        self.log.append("flush")
 
 
 class FakeRun:
@@ -58,7 +69,7 @@ def test_quartiles_and_median() -> None:
 def test_samples_are_taken_in_turn() -> None:
     clock, log = Clock(), []
     pair = [Contestant(FakeRun(clock, 0.5, 1.0, log, name), True) for name in "ab"]
-    time_in_turn(pair, 4, budget=100.0, clock=clock)
+    time_in_turn(pair, 4, budget=100.0, device=clock)
     assert "".join(log) == "ab" + "ab" * 4
     forward, backward, both = pair[0].timings()
     assert forward.samples == (0.5,) * 4
@@ -70,16 +81,25 @@ def test_samples_are_taken_in_turn() -> None:
 def test_a_short_call_is_repeated_within_a_sample() -> None:
     clock, log = Clock(), []
     contestant = Contestant(FakeRun(clock, 1e-6, 3e-6, log, "a"), True)
-    time_in_turn([contestant], MIN_REPEATS, budget=1.0, clock=clock)
+    time_in_turn([contestant], MIN_REPEATS, budget=1.0, device=clock)
     assert contestant.calls >= SAMPLE_SECONDS / 4.1e-6
     assert contestant.timings()[2].median == pytest.approx(4e-6)
+
+
+def test_every_call_finds_an_empty_cache_and_none_waits_for_the_one_before() -> None:
+    clock = Clock()
+    contestant = Contestant(FakeRun(clock, 0.5, 1.0, [], "a"), True, calls=3)
+    sample(contestant, clock)
+    call = ["flush", "mark", "mark", "mark"]
+    assert clock.log == call * 3 + ["wait"] * 6
+    assert (contestant.forward, contestant.backward) == ([0.5], [1.0])
 
 
 def test_who_has_spent_the_budget_stops_early() -> None:
     clock, log = Clock(), []
     slow = Contestant(FakeRun(clock, 1.0, 1.0, log, "s"), True)
     fast = Contestant(FakeRun(clock, 0.1, 0.1, log, "f"), True)
-    time_in_turn([slow, fast], 10, budget=4.0, clock=clock)
+    time_in_turn([slow, fast], 10, budget=4.0, device=clock)
     assert len(slow.forward) == MIN_REPEATS
     assert len(fast.forward) == 10
 
@@ -87,7 +107,7 @@ def test_who_has_spent_the_budget_stops_early() -> None:
 def test_without_a_gradient_there_is_no_backward_pass() -> None:
     clock = Clock()
     contestant = Contestant(FakeRun(clock, 1.0, 9.0, [], "a"), False)
-    time_in_turn([contestant], 3, budget=100.0, clock=clock)
+    time_in_turn([contestant], 3, budget=100.0, device=clock)
     forward, backward, both = contestant.timings()
     assert backward is None
     assert both == forward
@@ -105,18 +125,14 @@ def test_who_fails_leaves_the_others_alone() -> None:
 
     failing = Contestant(Failing(clock, 1.0, 1.0, log, "x"), True)
     other = Contestant(FakeRun(clock, 1.0, 1.0, log, "a"), True)
-    time_in_turn([failing, other], 5, budget=100.0, clock=clock)
+    time_in_turn([failing, other], 5, budget=100.0, device=clock)
     assert failing.failure == "RuntimeError: no more"
     assert len(other.forward) == 5
 
 
 def test_the_collector_is_as_before() -> None:
-    time_in_turn(
-        [Contestant(FakeRun(Clock(), 1.0, 1.0, [], "a"), True)],
-        0,
-        budget=1.0,
-        clock=iter(range(1000)).__next__,
-    )
+    clock = Clock()
+    time_in_turn([Contestant(FakeRun(clock, 1.0, 1.0, [], "a"), True)], 0, budget=1.0, device=clock)
     assert gc.isenabled()
     assert gc.get_freeze_count() == 0
 

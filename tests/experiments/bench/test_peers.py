@@ -8,8 +8,10 @@ import warnings
 import pytest
 import torch
 
+from softtopk import kernels
 from softtopk.experiments._truth import true_ranking, true_selection
 from softtopk.experiments.bench import PEERS, Case, Peer
+from softtopk.experiments.bench._adapters import plain
 from softtopk.experiments.bench._cases import problem_of, scores_of
 from softtopk.experiments.bench._peers import Package
 from softtopk.experiments.bench._targets import TARGET_PEERS, find_peer
@@ -94,6 +96,27 @@ def test_the_variants_of_the_targets_run_at_their_own_temperature() -> None:
     results = {key: call(find_peer(key, "unsorted"))[1] for key in ("softtopk", "cold", "hot")}
     assert results["cold"].max() > 0.99
     assert results["hot"].amax() < results["softtopk"].amax() < results["cold"].amax()
+
+
+def test_the_plain_one_has_no_kernels_in_either_pass() -> None:
+    active = []
+
+    class Spy(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+            active.append(kernels.status().active)
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: object, grad: torch.Tensor) -> torch.Tensor:
+            active.append(kernels.status().active)
+            return grad
+
+    case = Case("unsorted", ROWS, N, K)
+    problem = problem_of(case, "mask", scores_of(case))
+    run = plain(problem, operator=lambda x, k, eps: Spy.apply(x))
+    run.backward(run.forward())
+    assert active == [False, False]
 
 
 def test_ranks_come_largest_first() -> None:

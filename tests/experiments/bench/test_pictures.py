@@ -30,7 +30,9 @@ def made_up(case: Case) -> CaseResult:
 
 
 def test_all_pictures_of_the_full_run(tmp_path: Path) -> None:
-    written = draw_pictures([made_up(case) for case in PRESETS["full"].cases], tmp_path / "new")
+    written = draw_pictures(
+        [made_up(case) for case in PRESETS["full"].cases], tmp_path / "new", "A card"
+    )
     assert {path.name for path in written} == {
         "time_against_n.png",
         "time_against_n_sorted.png",
@@ -41,10 +43,16 @@ def test_all_pictures_of_the_full_run(tmp_path: Path) -> None:
         assert path.read_bytes().startswith(b"\x89PNG")
 
 
+def test_the_picture_of_a_device(tmp_path: Path) -> None:
+    written = draw_pictures([made_up(c) for c in PRESETS["gpu"].cases], tmp_path, "A card")
+    assert [path.name for path in written] == ["time_on_device.png"]
+    assert written[0].read_bytes().startswith(b"\x89PNG")
+
+
 def test_no_picture_without_its_data(tmp_path: Path) -> None:
     alone = Case("unsorted", 4, 100, 10, series="time against n")
-    assert draw_pictures([made_up(alone)], tmp_path) == []
-    assert draw_pictures([CaseResult(alone, ())] * 2, tmp_path) == []
+    assert draw_pictures([made_up(alone)], tmp_path, "") == []
+    assert draw_pictures([CaseResult(alone, ())] * 2, tmp_path, "") == []
     assert list(tmp_path.iterdir()) == []
 
 

@@ -8,9 +8,11 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+import torch
 
 from softtopk.experiments.bench import Case
-from softtopk.experiments.bench._probe import Probe, free_memory, probe
+from softtopk.experiments.bench._device import Cpu
+from softtopk.experiments.bench._probe import Probe, probe, probe_here
 from softtopk.experiments.bench._targets import find_peer
 
 GIB = 2**30
@@ -66,5 +68,43 @@ def test_a_process_that_dies() -> None:
     assert (result.status, result.message) == ("failed", "its process ended with exit code 3")
 
 
-def test_there_is_memory() -> None:
-    assert free_memory() > 2**20
+class Card(Cpu):
+    """Has used so many bytes at most, and counts what it is told."""
+
+    def __init__(self, peak: int = 0) -> None:
+        self.bytes, self.released = peak, 0
+
+    def reset_peak(self) -> int:
+        return 1000
+
+    def peak(self) -> int:
+        return self.bytes
+
+    def release(self) -> None:
+        self.released += 1
+
+
+def test_a_trial_in_this_process() -> None:
+    card = Card(6000)
+    result = probe_here(OURS, Case("unsorted", 2, 40, 4), device=card, memory=GIB)
+    assert (result.status, result.memory, card.released) == ("measured", 5000, 1)
+    assert result.seconds > 0
+
+
+def test_too_large_for_the_card() -> None:
+    def full(problem: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+
+    case = Case("unsorted", 2, 40, 4)
+    reason = ("too large", "one call needs more than 1.0 GiB")
+    for peer, card in ((OURS, Card(2 * GIB)), (replace(OURS, prepare=full), Card())):
+        result = probe_here(peer, case, device=card, memory=GIB)
+        assert (result.status, result.message, card.released) == (*reason, 1)
+
+
+def test_failing_in_this_process() -> None:
+    result = probe_here(
+        find_peer("hard", "unsorted"), Case("unsorted", 2, 40, 41), device=Card(), memory=GIB
+    )
+    assert result.status == "failed"
+    assert "out of range" in result.message

@@ -196,7 +196,7 @@ def test_a_case_takes_the_peers_it_lists(tmp_path: Path) -> None:
         ({"memory": -1.0}, "--memory -1: give a number above 0"),
         ({"threads": 0}, "--threads 0: give a number from 1 to"),
         ({"threads": 100_000}, "--threads 100000: give a number from 1 to"),
-        ({"peers": ("pto",)}, "--peers 'pto': give one or more of softtopk, sinkhorn"),
+        ({"peers": ("pto",)}, "--peers 'pto': give one or more of softtopk, plain, sinkhorn"),
     ],
 )
 def test_wrong_settings(tmp_path: Path, options: dict[str, Any], message: str) -> None:

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 import softtopk
+from softtopk import kernels
 
 from ._cases import Problem
 
@@ -76,6 +77,25 @@ def soft_topk(problem: Problem, solver: Any = "exact", eps: float | None = None)
     """At the problem's eps, or at another one."""
     k, eps = problem.k, problem.eps if eps is None else eps
     return torch_run(lambda x: softtopk.soft_topk(x, k, eps=eps, solver=solver), problem)
+
+
+@dataclass(frozen=True)
+class PlainRun(TorchRun):
+    """Without the kernels, in both passes."""
+
+    def forward(self) -> Tensor:
+        with kernels.plain():
+            return super().forward()
+
+    def backward(self, state: Tensor) -> Tensor:
+        with kernels.plain():
+            return super().backward(state)
+
+
+def plain(problem: Problem, operator: Callable[..., Tensor]) -> Run:
+    k, eps = problem.k, problem.eps
+    scores = problem.scores.detach().requires_grad_()
+    return PlainRun(lambda x: operator(x, k, eps=eps), scores, problem.cotangent)
 
 
 def sorted_soft_topk(problem: Problem, solver: Any = "exact") -> Run:
@@ -145,6 +165,7 @@ def difftopk(problem: Problem, ranks: bool) -> Run:
         problem.k,
         steepness=2 / problem.eps,
         distribution="logistic",
+        device=str(problem.scores.device),
     )
 
     def select(x: Tensor) -> Tensor:
@@ -165,16 +186,18 @@ def torchsort(problem: Problem, function: str) -> Run:
 def _anchors(problem: Problem, ranks: bool) -> tuple[Tensor, Tensor]:
     """Anchors and their shares of the mass, largest anchor first: both (k + 1,) or (2,)."""
     n, k = problem.scores.shape[-1], problem.k
-    if ranks:
-        return torch.arange(k, -1.0, -1.0), torch.tensor([1.0] * k + [n - k]) / n
-    return torch.tensor([1.0, 0.0]), torch.tensor([float(k), n - k]) / n
+    anchors = [float(j) for j in range(k, -1, -1)] if ranks else [1.0, 0.0]
+    places = [1.0] * k + [n - k] if ranks else [float(k), n - k]
+    new = problem.scores.new_tensor
+    return new(anchors), new(places) / n
 
 
 def pot(problem: Problem, ranks: bool) -> Run:
     solve_batch = importlib.import_module("ot.batch").solve_batch
     rows, n = problem.scores.shape
     anchors, share = _anchors(problem, ranks)
-    marginals = {"a": torch.full((rows, n), 1 / n), "b": share.expand(rows, -1)}
+    uniform = torch.full_like(problem.scores, 1 / n)
+    marginals = {"a": uniform, "b": share.expand(rows, -1)}
 
     def select(x: Tensor) -> Tensor:
         cost = (x.unsqueeze(-1) - anchors).square()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -13,8 +13,14 @@ from softtopk.experiments.errors import UsageError
 Operator = Literal["unsorted", "sorted"]
 Output = Literal["mask", "ranks", "values", "order"]
 
+ON_DEVICE = "sizes on a device"  # a series
+
 EPS = 0.1  # the default of the operators
 SEED = 0
+CPU = torch.device("cpu")
+# Bytes for a score and all that belongs to it: inputs, results and temporaries, which are of
+# float32 for bfloat16 too, and the places that a sort returns. Without kernels it may be more.
+ROOM = 64
 
 
 @dataclass(frozen=True)
@@ -32,11 +38,17 @@ class Case:
     """Keys of the peers that take part, all of the operator's if empty."""
     check: bool = True
     """Whether to compute the errors, which takes long for long rows."""
+    dtype: str = "float32"
+    """As torch calls it."""
+
+    @property
+    def size(self) -> str:
+        return f"{self.rows:,} x {self.n:,}, k = {self.k:,}"
 
     @property
     def name(self) -> str:
-        size = f"{self.rows:,} x {self.n:,}, k = {self.k:,}"
-        return f"{self.operator}, {size}, eps = {self.eps:g}"
+        other = "" if self.dtype == "float32" else f", {self.dtype}"
+        return f"{self.operator}, {self.size}, eps = {self.eps:g}{other}"
 
 
 @dataclass(frozen=True)
@@ -44,17 +56,21 @@ class Problem:
     """The tensors of a case, the same for every peer."""
 
     scores: Tensor
-    """(rows, n), standard normal float32."""
+    """(rows, n), standard normal."""
     k: int
     eps: float
     cotangent: Tensor
-    """Standard normal, of the shape of the peer's output."""
+    """Standard normal, of the shape of the peer's output and the dtype of the scores."""
 
 
-def scores_of(case: Case) -> Tensor:
-    """Standard normal float32 scores, (rows, n), the same in every process."""
-    generator = torch.Generator().manual_seed(SEED)
-    return torch.randn(case.rows, case.n, generator=generator)
+def scores_of(case: Case, device: torch.device = CPU) -> Tensor:
+    """Standard normal scores, (rows, n), the same in every process."""
+    return _normal((case.rows, case.n), SEED, getattr(torch, case.dtype), device)
+
+
+def _normal(shape: tuple[int, ...], seed: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    generator = torch.Generator(device).manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=dtype, device=device)
 
 
 def problem_of(case: Case, output: Output, scores: Tensor) -> Problem:
@@ -66,8 +82,15 @@ def problem_of(case: Case, output: Output, scores: Tensor) -> Problem:
         "values": (rows, case.k),
         "order": (rows, n),
     }[output]
-    cotangent = torch.randn(shape, generator=torch.Generator().manual_seed(SEED + 1))
+    cotangent = _normal(shape, SEED + 1, scores.dtype, scores.device)
     return Problem(scores, case.k, case.eps, cotangent)
+
+
+def fitted(case: Case, memory: float) -> Case:
+    """The case with as many rows, halved again and again, as so many bytes have room for."""
+    while case.rows > 1 and case.rows * case.n * ROOM > memory:
+        case = replace(case, rows=case.rows // 2)
+    return case
 
 
 def parse_size(text: str) -> tuple[int, int, int]:

@@ -10,13 +10,14 @@ import contextlib
 import gc
 import math
 import os
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from ._adapters import Run
+from ._device import Cpu, Device
 from ._results import Timing
 
 MIN_REPEATS = 3
@@ -24,8 +25,6 @@ MIN_REPEATS = 3
 # one interrupt decides it.
 SAMPLE_SECONDS = 2e-3
 WARM_UP_SECONDS = 2e-2
-
-Clock = Callable[[], float]
 
 
 @dataclass
@@ -56,14 +55,15 @@ def time_in_turn(
     repeats: int,
     budget: float,
     tell: Callable[[int], None] = lambda repetition: None,
-    clock: Clock = time.perf_counter,
+    device: Device | None = None,
 ) -> None:
     """Fill in the samples of all contestants.
 
     One that has spent its `budget` of seconds gets no more than MIN_REPEATS repetitions.
     """
+    device = device or Cpu()
     for contestant in contestants:
-        _guarded(warm_up, contestant, clock)
+        _guarded(warm_up, contestant, device)
     with _quiet_collector():
         for repetition in range(repeats):
             tell(repetition)
@@ -71,58 +71,59 @@ def time_in_turn(
                 done = repetition >= MIN_REPEATS and contestant.spent > budget
                 if done or contestant.failure:
                     continue
-                _guarded(sample, contestant, clock)
+                _guarded(sample, contestant, device)
                 gc.collect()  # a graph with a cycle would stay, as the collector is off
 
 
 def _guarded(
-    step: Callable[[Contestant, Clock], None], contestant: Contestant, clock: Clock
+    step: Callable[[Contestant, Device], None], contestant: Contestant, device: Device
 ) -> None:
     """A peer that fails, though it did not when it was tried, does not end the run."""
     try:
-        step(contestant, clock)
+        step(contestant, device)
     except Exception as error:
         contestant.failure = f"{type(error).__name__}: {error}"
 
 
-def warm_up(contestant: Contestant, clock: Clock = time.perf_counter) -> None:
+def warm_up(contestant: Contestant, device: Device) -> None:
     """Pay for what a first call sets up, and choose the number of calls in a sample."""
-    start = clock()
-    calls = 0
-    while calls == 0 or clock() - start < WARM_UP_SECONDS:
-        before = clock()
-        _forward_backward(contestant, clock)
-        last = clock() - before
-        calls += 1
-    contestant.calls = max(1, math.ceil(SAMPLE_SECONDS / max(last, 1e-9)))
-    contestant.spent = clock() - start
+    while contestant.spent < WARM_UP_SECONDS:
+        last = max(sum(_seconds(device, _forward_backward(contestant, device))), 1e-9)
+        contestant.spent += last
+    contestant.calls = max(1, math.ceil(SAMPLE_SECONDS / last))
 
 
-def sample(contestant: Contestant, clock: Clock = time.perf_counter) -> None:
+def sample(contestant: Contestant, device: Device) -> None:
     """Add one sample: the means over its calls."""
-    forward = backward = 0.0
-    for _ in range(contestant.calls):
-        seconds = _forward_backward(contestant, clock)
-        forward += seconds[0]
-        backward += seconds[1]
+    # Waited for after the last: an accelerator has to have the next call before this one ends.
+    marks = [_forward_backward(contestant, device) for _ in range(contestant.calls)]
+    forward, backward = map(sum, zip(*(_seconds(device, each) for each in marks), strict=True))
     contestant.spent += forward + backward
     contestant.forward.append(forward / contestant.calls)
     if contestant.gradient:
         contestant.backward.append(backward / contestant.calls)
 
 
-def _forward_backward(contestant: Contestant, clock: Clock) -> tuple[float, float]:
-    """Seconds of the two passes; releasing their results is a part of the last one."""
+def _forward_backward(contestant: Contestant, device: Device) -> tuple[Any, Any, Any]:
+    """Marks before, between and after the passes; releasing their results is a part of the last."""
     run = contestant.run
-    start = clock()
+    device.flush()
+    start = device.mark()
     state = run.forward()
     if not contestant.gradient:
         del state
-        return clock() - start, 0.0
-    middle = clock()
+        end = device.mark()
+        return start, end, end
+    middle = device.mark()
     gradient = run.backward(state)
     del state, gradient
-    return middle - start, clock() - middle
+    return start, middle, device.mark()
+
+
+def _seconds(device: Device, marks: tuple[Any, Any, Any]) -> tuple[float, float]:
+    """Of the forward and of the backward pass."""
+    start, middle, end = marks
+    return device.seconds(start, middle), device.seconds(middle, end)
 
 
 @contextlib.contextmanager

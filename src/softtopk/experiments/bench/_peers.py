@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+import softtopk
+
 from . import _adapters as adapt
 from ._adapters import ITERATIONS, SINKHORN, Run
 from ._cases import Operator, Output, Problem
@@ -58,6 +60,8 @@ class Peer:
     """The power of n that time and memory grow with."""
     compiles: bool = False
     """Whether `prepare` compiles for the shape, so that a trial at a small shape is no warm-up."""
+    cpu_only: str = ""
+    """Why it is left out on other devices, if it is."""
 
 
 OURS = Package("softtopk", "softtopk")
@@ -76,6 +80,13 @@ _sorted = partial(Peer, operator="sorted", output="ranks")
 
 PEERS: tuple[Peer, ...] = (
     _unsorted("softtopk", "softtopk", prepare=adapt.soft_topk, package=OURS, same_problem=True),
+    _unsorted(
+        "plain",
+        "softtopk without kernels",
+        prepare=partial(adapt.plain, operator=softtopk.soft_topk),
+        package=OURS,
+        same_problem=True,
+    ),
     _unsorted(
         "sinkhorn",
         f"{ITERATIONS} Sinkhorn iterations",
@@ -105,6 +116,7 @@ PEERS: tuple[Peer, ...] = (
         package=OTT,
         same_problem=True,
         compiles=True,
+        cpu_only="its adapter hands tensors of the CPU to jax",
     ),
     _unsorted("entmax", "entmax budget_bisect", prepare=adapt.entmax, package=ENTMAX),
     _unsorted("colt5", "colt5 coor_descent", prepare=adapt.colt5, package=COLT5),
@@ -121,12 +133,20 @@ PEERS: tuple[Peer, ...] = (
         output="order",
         prepare=partial(adapt.torchsort, function="soft_rank"),
         package=TORCHSORT,
+        cpu_only="it is built without a CUDA compiler",
     ),
     _unsorted("sort", "torch.sort", output="order", prepare=adapt.sort, package=TORCH),
     _unsorted("topk", "torch.topk", output="values", prepare=adapt.topk, package=TORCH),
     _unsorted("softmax", "torch.softmax", prepare=adapt.softmax, package=TORCH),
     _sorted(
         "softtopk", "softtopk", prepare=adapt.sorted_soft_topk, package=OURS, same_problem=True
+    ),
+    _sorted(
+        "plain",
+        "softtopk without kernels",
+        prepare=partial(adapt.plain, operator=softtopk.sorted_soft_topk),
+        package=OURS,
+        same_problem=True,
     ),
     _sorted(
         "sinkhorn",
@@ -149,6 +169,7 @@ PEERS: tuple[Peer, ...] = (
         package=OTT,
         same_problem=True,
         compiles=True,
+        cpu_only="its adapter hands tensors of the CPU to jax",
     ),
     _sorted(
         "softtorch",
@@ -170,6 +191,7 @@ PEERS: tuple[Peer, ...] = (
         output="order",
         prepare=partial(adapt.torchsort, function="soft_sort"),
         package=TORCHSORT,
+        cpu_only="it is built without a CUDA compiler",
     ),
     _sorted("sort", "torch.sort", output="order", prepare=adapt.sort, package=TORCH),
     _sorted("topk", "torch.topk", output="values", prepare=adapt.topk, package=TORCH),

@@ -1,4 +1,4 @@
-"""The pictures: time against n, and error against time."""
+"""The pictures: time against n, error against time, and the sizes of a device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from softtopk.plotting.style import (
     standard_look,
 )
 
-from ._cases import Case, Operator
+from ._cases import ON_DEVICE, Case, Operator
 from ._results import CaseResult, Result
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ ERRORS = (1e-9, 3.0)  # from below what float32 can do to as wrong as can be
 # problem; dash-dotted: other relaxations; dotted greys: torch's own.
 STYLES = {
     "softtopk": LineStyle(style.BLUE, "-", "o"),
+    "plain": LineStyle(style.TEAL, "-", "8"),
     "sinkhorn": LineStyle(style.VERMILION, "--", "s"),
     "pot": LineStyle(style.ORANGE, "--", "^"),
     "qfeval": LineStyle(style.PURPLE, "--", "v"),
@@ -44,13 +45,16 @@ STYLES = {
 
 
 @standard_look()
-def draw_pictures(cases: Sequence[CaseResult], folder: Path) -> list[Path]:
-    """Draw what the cases have data for, and say which files were written."""
+def draw_pictures(cases: Sequence[CaseResult], folder: Path, device: str) -> list[Path]:
+    """Draw what the cases have data for, and say which files were written.
+
+    ``device`` is the name of what they were measured on.
+    """
     operators: tuple[Operator, ...] = ("unsorted", "sorted")
     suffix = {"unsorted": "", "sorted": "_sorted"}
-    written = []
+    pictures = {"time_on_device.png": _draw_sizes(_of_series(cases, ON_DEVICE, "unsorted"))}
     for operator in operators:
-        pictures = {
+        pictures |= {
             f"time_against_n{suffix[operator]}.png": _draw_time(
                 _of_series(cases, "time against n", operator)
             ),
@@ -58,9 +62,11 @@ def draw_pictures(cases: Sequence[CaseResult], folder: Path) -> list[Path]:
                 _of_series(cases, "error against time", operator)
             ),
         }
-        for name, figure in pictures.items():
-            if figure is not None:
-                written.append(save_figure(figure, folder / name))
+    written = []
+    for name, figure in pictures.items():
+        if figure is not None:
+            figure.supxlabel(device, x=1.0, ha="right", fontsize=style.SMALL, color=style.GREY)
+            written.append(save_figure(figure, folder / name))
     return written
 
 
@@ -103,6 +109,35 @@ def _draw_time(cases: Sequence[CaseResult]) -> Figure | None:
         fontsize=style.TITLE,
     )
     legend_beside(axes, heights)
+    return figure
+
+
+def _draw_sizes(cases: Sequence[CaseResult]) -> Figure | None:
+    """A mark for each peer at each size, in axes for each dtype."""
+    dtypes = list(dict.fromkeys(done.case.dtype for done in cases))
+    peers = _peers(cases)
+    if not peers:
+        return None
+    figure = new_figure(columns=len(dtypes))
+    for axes, dtype in zip(figure.axes, dtypes, strict=True):
+        here = [done for done in cases if done.case.dtype == dtype]
+        for peer, label in peers:
+            points = [
+                (place, 1e3 * result.both.median)
+                for place, done in enumerate(here)
+                if (result := done.of(peer)) is not None and result.both is not None
+            ]
+            look = STYLES[peer]
+            axes.plot(*zip(*points, strict=True), look.marker, color=look.colour, ms=6, label=label)
+        sizes = [f"{done.case.rows:,} x {done.case.n:,}" for done in here]
+        axes.set_xticks(range(len(here)), sizes, rotation=35, ha="right")
+        axes.set(yscale="log", title=dtype)
+        plain_numbers(axes.yaxis)
+        axes.sharey(figure.axes[0])
+    figure.axes[0].set_ylabel("milliseconds")
+    case = cases[0].case
+    figure.suptitle(f"Forward + backward, {_title(case)}, eps = {case.eps:g}", fontsize=style.TITLE)
+    legend_beside(figure.axes[-1])
     return figure
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ._cases import Case, Operator
+from ._cases import ON_DEVICE, Case, Operator
 from ._targets import TARGET_CASES
 
 
@@ -17,6 +17,8 @@ class Preset:
     repeats: int
     budget: float
     """Seconds for one peer in one case."""
+    fit: bool = False
+    """Whether a case that the memory has no room for is measured with fewer rows."""
 
 
 def _against_n(operator: Operator, exponents: Sequence[int]) -> list[Case]:
@@ -65,7 +67,31 @@ QUICK = Preset(
     budget=2.0,
 )
 
+# Against the hard operators of torch, and against ourselves without kernels.
+GPU_PEERS = ("softtopk", "plain", "topk", "softmax", "sort")
+# Rows, n and k.
+GPU_SIZES = (
+    (4_096, 1_024, 64),
+    (1_000_000, 512, 32),  # attention: 128 sequences, 16 heads, about 512 queries
+    (128, 8_192, 64),
+    (64, 100_000, 100),
+    (8, 1_000_000, 100),
+    (1, 10_000_000, 1_000),
+)
+
+
+def on_device(sizes: Sequence[tuple[int, int, int]]) -> tuple[Case, ...]:
+    """Sizes in both dtypes that a training has."""
+    return tuple(
+        Case("unsorted", *size, series=ON_DEVICE, peers=GPU_PEERS, dtype=dtype)
+        for dtype in ("float32", "bfloat16")
+        for size in sizes
+    )
+
+
+GPU = Preset(cases=on_device(GPU_SIZES), repeats=20, budget=4.0, fit=True)
+
 # The medians of short calls, of which some rows are ratios, need more repetitions.
 TARGET_RUN = Preset(cases=TARGET_CASES, repeats=15, budget=60.0)
 
-PRESETS = {"full": FULL, "quick": QUICK, "targets": TARGET_RUN}
+PRESETS = {"full": FULL, "quick": QUICK, "gpu": GPU, "targets": TARGET_RUN}

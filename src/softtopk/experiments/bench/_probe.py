@@ -1,26 +1,28 @@
-"""A first call in a process of its own: does it work, how long does it take, how much memory?
+"""A first call: does it work, how long does it take, how much memory?
 
 The answers decide whether a peer is timed in a case, so that one that would take minutes, or all
-memory, holds up nothing. The process is forked from a server that has loaded torch but run
-nothing, which takes milliseconds. The memory is the peak of the resident set during one forward and
-one backward pass, less what was resident before them: inputs, cotangent and libraries do not count,
-outputs and gradients do. It is known on Linux only.
+memory, holds up nothing. The memory is the peak during one forward and one backward pass, less what
+was in use before them: inputs, cotangent and libraries do not count, outputs and gradients do.
+
+On the CPU the call has a process of its own, which is forked from a server that has loaded torch
+but run nothing. That takes milliseconds. The memory is the resident set, known on Linux only. An
+accelerator would take seconds to start in another process, and says when its memory is full: there
+the call is made here.
 """
 
 from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import time
 import warnings
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
-from pathlib import Path
 
 import torch
 
 from ._adapters import Run
 from ._cases import Case, problem_of, scores_of
+from ._device import Cpu, Device, status_bytes
 from ._peers import Peer
 from ._results import Status
 
@@ -63,6 +65,23 @@ def probe(peer: Peer, case: Case, *, threads: int, seconds: float, memory: int) 
         receiver.close()
 
 
+def probe_here(peer: Peer, case: Case, *, device: Device, memory: int) -> Probe:
+    """Run `peer` on `case` in this process; the second call counts, the first may compile."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            run = peer.prepare(problem_of(case, peer.output, scores_of(case, device.where)))
+            answer = _call(peer, run, device)
+            if answer.status == "measured":
+                answer = _call(peer, run, device)
+    except Exception as error:
+        answer = _explain(error, memory)
+    device.release()
+    if (answer.memory or 0) > memory:
+        return replace(_too_large(memory), memory=answer.memory)
+    return answer
+
+
 def _receive(receiver: Connection, seconds: float) -> Probe | None:
     return receiver.recv() if receiver.poll(seconds) else None
 
@@ -77,7 +96,7 @@ def _child(sender: Connection, peer: Peer, case: Case, threads: int, memory: int
         _limit_memory(memory)
         run = peer.prepare(problem)
         sender.send(Probe("measured"))
-        sender.send(_call(peer, run))
+        sender.send(_call(peer, run, Cpu()))
     except Exception as error:
         sender.send(_explain(error, memory))
 
@@ -92,13 +111,13 @@ def _call_small(peer: Peer, case: Case) -> None:
         run.backward(state)
 
 
-def _call(peer: Peer, run: Run) -> Probe:
-    before = _reset_peak()
-    start = time.perf_counter()
+def _call(peer: Peer, run: Run, device: Device) -> Probe:
+    before = device.reset_peak()
+    start = device.mark()
     state = run.forward()
     gradient = run.backward(state) if peer.gradient else None
-    seconds = time.perf_counter() - start
-    memory = None if before is None else max(0, _status_bytes("VmHWM") - before)
+    seconds = device.seconds(start, device.mark())
+    memory = None if before is None else max(0, device.peak() - before)
     if not run.selection(state).isfinite().all():
         return Probe("failed", "the result is not finite", seconds, memory)
     if gradient is not None and not gradient.isfinite().all():
@@ -110,24 +129,12 @@ def _explain(error: Exception, memory: int) -> Probe:
     text = " ".join(str(error).split())
     # torch raises a RuntimeError and jax one of its own.
     if isinstance(error, MemoryError) or "memory" in text.lower():
-        return Probe("too large", f"one call needs more than {memory / 2**30:.1f} GiB")
+        return _too_large(memory)
     return Probe("failed", f"{type(error).__name__}: {text[:200]}")
 
 
-def _status_bytes(name: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(name + ":"):
-            return int(line.split()[1]) * 1024
-    raise KeyError(name)
-
-
-def _reset_peak() -> int | None:
-    """Forget the peak of the resident set so far; its size now, None if there is no way."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-        return _status_bytes("VmRSS")
-    except OSError:
-        return None
+def _too_large(memory: int) -> Probe:
+    return Probe("too large", f"one call needs more than {memory / 2**30:.1f} GiB")
 
 
 def _limit_memory(memory: int) -> None:
@@ -135,14 +142,5 @@ def _limit_memory(memory: int) -> None:
     with contextlib.suppress(ImportError, OSError):  # not on this system
         import resource
 
-        limit = _status_bytes("VmData") + memory
+        limit = status_bytes("VmData") + memory
         resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
-
-
-def free_memory() -> int:
-    """Bytes that can be had without swapping, as far as the system says."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return 8 * 2**30

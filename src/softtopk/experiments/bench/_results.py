@@ -15,7 +15,7 @@ from ._cases import Case
 
 FORMAT = 1
 
-Status = Literal["measured", "not installed", "failed", "too slow", "too large"]
+Status = Literal["measured", "not installed", "CPU only", "failed", "too slow", "too large"]
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Result:
     both: Timing | None = None
     """Forward and backward pass; the forward pass alone if there is no other."""
     memory: int | None = None
-    """Peak of the resident memory beyond the inputs, in bytes."""
+    """Peak of the memory beyond the inputs, in bytes."""
     error: float | None = None
     """Largest deviation from the float64 solution, if it solves the same problem."""
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import platform
 import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,9 +19,11 @@ import softtopk
 from softtopk import _environment
 from softtopk.experiments._truth import true_ranking, true_selection
 from softtopk.experiments.errors import UsageError
+from softtopk.experiments.runs import surroundings
 from softtopk.experiments.settings import Declared, setting
 
-from ._cases import Case, problem_of, scores_of
+from ._cases import Case, Output, Problem, problem_of, scores_of
+from ._device import Cpu, Device, device_of
 from ._measure import (
     MIN_REPEATS,
     Contestant,
@@ -32,8 +33,8 @@ from ._measure import (
     variables,
 )
 from ._peers import PEERS, Peer
-from ._probe import Probe, free_memory, probe
-from ._results import CaseResult, Record, Result
+from ._probe import Probe, probe, probe_here
+from ._results import CaseResult, Record, Result, Status
 from ._targets import TARGET_PEERS
 
 # The float64 solution takes up to this many numbers at a time: enough for a row of any case.
@@ -44,6 +45,10 @@ GIVEN_UP = "given up at a smaller size: "
 ALL_PEERS = PEERS + TARGET_PEERS
 EFFORT = "Effort"
 
+Trial = Callable[[Peer, Case], Probe]
+Absent = dict[str, tuple[Status, str]]
+"""The peers that take no part, by key, with the reason."""
+
 
 @dataclass(frozen=True)
 class Settings(Declared):
@@ -51,6 +56,7 @@ class Settings(Declared):
 
     cases: tuple[Case, ...]
     out: Path = setting(Path("bench"), "Folder for the results.")
+    device: str = setting("cpu", "As torch names it: cpu, cuda, cuda:1, mps, xpu.")
     peers: tuple[str, ...] = setting(
         (),
         "Only these, with commas between them.",
@@ -65,11 +71,11 @@ class Settings(Declared):
         6.0, "Seconds for one peer in one case.", group=EFFORT, above=0, shown="the preset's"
     )
     memory: float = setting(
-        factory=lambda: free_memory() / 2 / 2**30,
+        factory=lambda: Cpu().free_memory() / 2 / 2**30,
         help="GiB for one call of one peer.",
         group=EFFORT,
         above=0,
-        shown="half of what is free",
+        shown="half of what the device has free",
     )
     threads: int = setting(
         factory=lambda: min(2, available_cores()),
@@ -98,36 +104,42 @@ class Report(Protocol):
         """A case is done, now or in an earlier run."""
 
 
-def survey(
-    settings: Settings, peers: Sequence[Peer] = ALL_PEERS
-) -> tuple[list[Peer], dict[str, str]]:
-    """The peers that the settings ask for and that are installed; for others how to install them.
+def survey(settings: Settings, peers: Sequence[Peer] = ALL_PEERS) -> tuple[list[Peer], Absent]:
+    """The peers of the cases that the settings ask for and that can run; why the others cannot.
 
     This package is always among them: the others are compared with it.
     """
-    present, missing = [], {}
+    present: list[Peer] = []
+    absent: Absent = {}
     wanted = {*settings.peers, "softtopk", *(peer.key for peer in TARGET_PEERS)}
+    on_cpu = torch.device(settings.device).type == "cpu"
     for peer in peers:
         if settings.peers and peer.key not in wanted:
             continue
+        if not any(_taking_part([peer], case) for case in settings.cases):
+            continue
         if peer.package.version() is None:
-            missing[peer.key] = f"pip install {peer.package.install}"
+            absent[peer.key] = "not installed", f"pip install {peer.package.install}"
+        elif peer.cpu_only and not on_cpu:
+            absent[peer.key] = "CPU only", peer.cpu_only
         else:
             present.append(peer)
-    return present, missing
+    return present, absent
 
 
 def run(
     settings: Settings,
     report: Report,
     peers: Sequence[Peer] = ALL_PEERS,
-    try_once: Callable[..., Probe] = probe,
+    try_once: Trial | None = None,
 ) -> Record:
     """Run the cases and keep `results.json` up to date; an interrupt loses the case under way."""
-    present, missing = survey(settings, peers)
-    record = _start(settings, present)
+    device = device_of(settings.device)
+    present, absent = survey(settings, peers)
+    record = _start(settings, present, device)
     record.write(settings.record)
     with (
+        device.current(),
         pinned_threads(settings.threads),
         tempfile.TemporaryDirectory(prefix="softtopk-bench-") as cache,
         # What the trial process compiles, this one finds.
@@ -137,11 +149,10 @@ def run(
             report.case(number, len(settings.cases), case)
             done = record.find(case)
             if done is None:
-                runner = _CaseRunner(case, settings, report, record, try_once)
-                here = [p for p in present if p.operator == case.operator]
-                result = runner.run(_taking_part(here, case))
-                absent = _absent(peers, missing, case)
-                result = CaseResult(case, (*result.results, *absent))
+                trial = try_once or _trial(settings, device)
+                runner = _CaseRunner(case, settings, report, record, device, trial)
+                result = runner.run(_taking_part(present, case))
+                result = CaseResult(case, (*result.results, *_absent(peers, absent, case)))
                 record.cases.append(result)
                 record.write(settings.record)
                 report.finished(result, reused=False)
@@ -150,22 +161,29 @@ def run(
     return record
 
 
+def _trial(settings: Settings, device: Device) -> Trial:
+    memory = int(settings.memory * 2**30)
+    if isinstance(device, Cpu):
+        return partial(probe, threads=settings.threads, seconds=settings.budget, memory=memory)
+    return partial(probe_here, device=device, memory=memory)
+
+
 def _taking_part(peers: Sequence[Peer], case: Case) -> list[Peer]:
+    here = [peer for peer in peers if peer.operator == case.operator]
     if case.peers:
-        return [peer for peer in peers if peer.key in case.peers]
-    return [peer for peer in peers if peer not in TARGET_PEERS]
+        return [peer for peer in here if peer.key in case.peers]
+    return [peer for peer in here if peer not in TARGET_PEERS]
 
 
-def _absent(peers: Sequence[Peer], missing: dict[str, str], case: Case) -> list[Result]:
-    here = [p for p in peers if p.operator == case.operator and p.key in missing]
-    return [
-        Result(p.key, p.label, "not installed", missing[p.key]) for p in _taking_part(here, case)
-    ]
+def _absent(peers: Sequence[Peer], absent: Absent, case: Case) -> list[Result]:
+    here = [peer for peer in peers if peer.key in absent]
+    return [Result(p.key, p.label, *absent[p.key]) for p in _taking_part(here, case)]
 
 
-def _start(settings: Settings, peers: Sequence[Peer]) -> Record:
+def _start(settings: Settings, peers: Sequence[Peer], device: Device) -> Record:
     """An empty record, or the one to go on with."""
     conditions = {
+        "device": device.describe(),
         "threads": settings.threads,
         "repeats": settings.repeats,
         "budget": settings.budget,
@@ -176,9 +194,9 @@ def _start(settings: Settings, peers: Sequence[Peer]) -> Record:
         "kernels": str(_environment.collect().native),
     }
     environment = {
-        **asdict(_environment.collect()),
+        **surroundings(),
+        "device": device.describe(),
         "cores": available_cores(),
-        "cpu": _cpu(),
         "command": sys.argv,
     }
     if not settings.resume or not settings.record.exists():
@@ -197,15 +215,6 @@ def _start(settings: Settings, peers: Sequence[Peer]) -> Record:
     return record
 
 
-def _cpu() -> str:
-    """The name of the processor, as far as the system says."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
-
-
 def _digest_of_sources() -> str:
     """Changes with the code under test, whatever the version says."""
     package = Path(softtopk.__file__).parent
@@ -222,13 +231,14 @@ def _digest_of_sources() -> str:
 
 @dataclass
 class _CaseRunner:
-    """One case: try every peer in another process, then time those that are fit, in turn."""
+    """One case: try every peer, then time those that are fit, in turn."""
 
     case: Case
     settings: Settings
     report: Report
     record: Record
-    try_once: Callable[..., Probe]
+    device: Device
+    try_once: Trial
 
     def run(self, peers: Sequence[Peer]) -> CaseResult:
         results: dict[str, Result] = {}
@@ -247,18 +257,16 @@ class _CaseRunner:
         return CaseResult(self.case, tuple(results[peer.key] for peer in peers))
 
     def _try(self, peer: Peer) -> Probe:
-        settings, limit = self.settings, int(self.settings.memory * 2**30)
+        budget = self.settings.budget
         hopeless = self._predict(peer)
         if hopeless is not None:
             return hopeless
-        trial = self.try_once(
-            peer, self.case, threads=settings.threads, seconds=settings.budget, memory=limit
-        )
+        trial = self.try_once(peer, self.case)
         # A first call takes longer than the next ones, of which there will be at least four.
-        if trial.status == "measured" and trial.seconds > settings.budget / 2:
+        if trial.status == "measured" and trial.seconds > budget / 2:
             message = (
                 f"one call takes {trial.seconds:.1f} s, more than half of the budget of "
-                f"{settings.budget:g} s"
+                f"{budget:g} s"
             )
             return Probe("too slow", message, trial.seconds, trial.memory)
         return trial
@@ -291,11 +299,14 @@ class _CaseRunner:
 
     def _measure(self, peers: Sequence[Peer], probes: dict[str, Probe]) -> dict[str, Result]:
         self.report.step("preparing inputs")
-        scores = scores_of(self.case)
+        scores = scores_of(self.case, self.device.where)
+        problems: dict[Output, Problem] = {}
         contestants: dict[str, Contestant] = {}
         for peer in peers:
             self.report.step(f"preparing {peer.label}")
-            prepared = peer.prepare(problem_of(self.case, peer.output, scores))
+            if peer.output not in problems:
+                problems[peer.output] = problem_of(self.case, peer.output, scores)
+            prepared = peer.prepare(problems[peer.output])
             contestants[peer.key] = Contestant(prepared, peer.gradient)
         repeats = self.settings.repeats
         with warnings.catch_warnings():
@@ -306,8 +317,9 @@ class _CaseRunner:
                 repeats,
                 self.settings.budget,
                 lambda repetition: self.report.step(f"repetition {repetition + 1} of {repeats}"),
+                self.device,
             )
-            errors = self._errors(peers, contestants, scores)
+            errors = self._errors(peers, contestants, scores.cpu())
         results = {}
         for peer in peers:
             failure = contestants[peer.key].failure
@@ -347,7 +359,7 @@ class _CaseRunner:
             truth = truths[peer.tau]
             run = contestants[peer.key].run
             selection = run.selection(run.forward())[: len(truth)]
-            errors[peer.key] = (selection - truth).abs().max().item()
+            errors[peer.key] = (selection.cpu() - truth).abs().max().item()
         return errors
 
 

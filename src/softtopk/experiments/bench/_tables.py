@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from ..runs import Report
+from ..runs import Report, Table, provenance
 from ._cases import Case
-from ._results import CaseResult, Result, Timing
+from ._device import in_words
+from ._results import CaseResult, Record, Result, Timing
 from ._targets import Outcome
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Table as RichTable
 
 OURS = "softtopk"
 
@@ -34,12 +35,12 @@ class RichReport(Report):
     def __exit__(self, *_: object) -> None:
         self._status.stop()
 
-    def peers(self, present: Mapping[str, str], missing: Mapping[str, str]) -> None:
-        """Which peers take part, with their versions, and how to get the others."""
+    def peers(self, present: Mapping[str, str], absent: Mapping[str, tuple[str, str]]) -> None:
+        """Which peers take part, with their versions, and why the others do not."""
         found = ", ".join(f"{name} {version}" for name, version in present.items())
         self.say(f"peers: {found}")
-        for name, remedy in missing.items():
-            self.say(f"not installed: {name} ({remedy})")
+        for name, (status, reason) in absent.items():
+            self.say(f"{status}: {name} ({reason})")
 
     def case(self, number: int, total: int, case: Case) -> None:
         self._place = f"case {number} of {total}: {case.name}"
@@ -59,15 +60,15 @@ class RichReport(Report):
         self.say("")
 
 
-def case_table(done: CaseResult, reused: bool = False) -> Table:
+def case_table(done: CaseResult, reused: bool = False) -> RichTable:
     """Times of one case in milliseconds, fastest first."""
     from rich import box
-    from rich.table import Table
+    from rich.table import Table as RichTable
     from rich.text import Text
 
     suffix = " (from an earlier run)" if reused else ""
     title = Text(f"{done.case.name}; milliseconds{suffix}")
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    table = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("peer", no_wrap=True)
     columns = ("forward", "backward", "both", "quartiles", "× softtopk", "peak MB", "error")
     for name in columns:
@@ -93,14 +94,42 @@ def _cells(result: Result, ours: Result | None) -> Iterable[str]:
     yield "" if result.error is None else f"{result.error:.0e}"
 
 
-def target_table(outcomes: Iterable[Outcome]) -> Table:
+def to_markdown(record: Record) -> str:
+    """All cases in one table, with the machine above it."""
+    results = [result for done in record.cases for result in done.results]
+    measured = {result.peer for result in results if result.both is not None}
+    peers = {result.peer: result.label for result in results if result.peer in measured}
+    rows = [[done.case.name, *(_times(done.of(peer)) for peer in peers)] for done in record.cases]
+    left_out = [
+        f"- {done.case.name}: {result.label}: {result.status}: {result.reason}"
+        for done in record.cases
+        for result in done.results
+        if result.status != "measured"
+    ]
+    lines = [
+        f"# softtopk bench: {record.environment['device']['name']}",
+        f"{in_words(record.environment['device'])}; {provenance(record.environment)}",
+        "Medians in milliseconds: forward, and forward + backward.",
+        Table("", ["", *peers.values()], rows).to_markdown(),
+        "\n".join(left_out),
+    ]
+    return "\n\n".join(filter(None, lines)) + "\n"
+
+
+def _times(result: Result | None) -> str:
+    if result is None or result.both is None:
+        return ""
+    return f"{_milliseconds(result.forward)}, {_milliseconds(result.both)}"
+
+
+def target_table(outcomes: Iterable[Outcome]) -> RichTable:
     """The acceptance table."""
     from rich import box
-    from rich.table import Table
+    from rich.table import Table as RichTable
     from rich.text import Text
 
     title = "Targets (ratios of medians)"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    table = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("ratio", no_wrap=True)
     for name in ("target", "value", "quartiles"):
         table.add_column(name, justify="right")

@@ -28,7 +28,15 @@ from ._interrupt import INTERRUPTED, Interrupt, Interrupted
 from ._loop import Trainable, train
 from ._options import check_device
 from ._report import Report
-from ._tables import Table, check_tables, duration, provenance, write_tables
+from ._tables import (
+    Table,
+    check_tables,
+    cpu_name,
+    duration,
+    provenance,
+    surroundings,
+    write_tables,
+)
 
 __all__ = [
     "INTERRUPTED",
@@ -45,6 +53,7 @@ __all__ = [
     "check_device",
     "check_digest",
     "check_tables",
+    "cpu_name",
     "duration",
     "find_runs",
     "locked",
@@ -52,6 +61,7 @@ __all__ = [
     "provenance",
     "read_sealed",
     "sealed",
+    "surroundings",
     "train",
     "write_atomic",
     "write_sealed",

@@ -60,7 +60,7 @@ def surroundings() -> dict[str, Any]:
     environment = asdict(_environment.collect())
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "cpu": _cpu(),
+        "cpu": cpu_name(),
         "cores": os.cpu_count(),
         **environment,
     }
@@ -114,7 +114,8 @@ def duration(seconds: float) -> str:
     )
 
 
-def _cpu() -> str:
+def cpu_name() -> str:
+    """As far as the system says."""
     try:
         found = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
     except OSError:
