@@ -21,9 +21,10 @@ _PER_ROW = "dP"  # one number for all rows, or an array
 _LAYOUTS = {
     "threshold": f"{_SCORES} {_PER_ROW} {_PER_ROW} PP",  # k, tau, a, offset
     "threshold_gradient": f"{_SIZE} {_PER_ROW} PPP",  # tau, a, grad, grad_x
-    "softmax": f"{_SCORES} {_PER_ROW} {_PER_ROW} PP",  # k, tau, a, w
+    "softmax": f"{_SCORES} {_PER_ROW} {_PER_ROW} PPP",  # k, tau, a, root, w
     "hard_softmax": f"{_SCORES} q PP",  # k, w, index
     "softmax_gradient": f"{_SIZE} {_PER_ROW} PPPP",  # tau, w, a, grad, grad_x
+    "softmax_backward": f"{_SIZE} {_PER_ROW} PPP",  # tau, root, x, grad
     "ranking": f"{_SCORES} q {_PER_ROW} PPPP",  # k, tau, plan, pivot, offset, converged
     "ranking_gradient": f"{_SCORES} q {_PER_ROW} PPPP",  # k, tau, pivot, offset, grad, grad_x
 }
@@ -82,13 +83,17 @@ class Native:
         tau: float | Tensor,
         *,
         indicator: Tensor | None = None,
+        root: Tensor | None = None,
+        out: Tensor | None = None,
     ) -> Tensor:
-        """The softmax among the soft top k of the rows ``x`` (..., n).
+        """The softmax among the soft top k of the rows ``x`` (..., n), in ``out``, which may be
+        ``x``, if that is given.
 
-        Writes ``indicator`` (..., n) too if it is given.
+        Writes ``indicator`` (..., n) too if it is given, and ``root`` (..., 2), a pivot and an
+        offset, by which `softmax_backward` need not solve again.
         """
-        w = torch.empty_like(x)
-        outputs = _pointer(indicator), _pointer(w)
+        w = torch.empty_like(x) if out is None else out
+        outputs = _pointer(indicator), _pointer(root), _pointer(w)
         self._call("softmax", x, *_scores(x, mask), *_per_row(k), *_per_row(tau), *outputs)
         return w
 
@@ -105,6 +110,12 @@ class Native:
         arrays = _pointer(w), _pointer(a), _pointer(grad), _pointer(grad_x)
         self._call("softmax_gradient", w, *_size(w), *_per_row(tau), *arrays)
         return grad_x
+
+    def softmax_backward(self, x: Tensor, root: Tensor, grad: Tensor, tau: float | Tensor) -> None:
+        """Make the weights of the scores ``x`` (..., n), and of ``grad``, the gradient in them, the
+        one in the scores: in place."""
+        arrays = _pointer(root), _pointer(x), _pointer(grad)
+        self._call("softmax_backward", x, *_size(x), *_per_row(tau), *arrays)
 
     def ranking(
         self, x: Tensor, mask: Tensor | None, k: int, tau: float | Tensor, largest: bool

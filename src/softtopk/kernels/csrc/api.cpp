@@ -62,7 +62,7 @@ using softtopk::kernels;
 
 // To be raised with every change of the functions below or of the structs of kernels.hpp; the
 // loader checks it.
-SOFTTOPK_EXPORT int32_t softtopk_abi_version() { return 4; }
+SOFTTOPK_EXPORT int32_t softtopk_abi_version() { return 5; }
 
 SOFTTOPK_EXPORT const char* softtopk_instruction_set() { return softtopk::current.load()->name; }
 
@@ -90,5 +90,6 @@ SOFTTOPK_KERNEL(threshold_gradient, ThresholdGradientCall)
 SOFTTOPK_KERNEL(softmax, SoftmaxCall)
 SOFTTOPK_KERNEL(hard_softmax, HardSoftmaxCall)
 SOFTTOPK_KERNEL(softmax_gradient, SoftmaxGradientCall)
+SOFTTOPK_KERNEL(softmax_backward, SoftmaxBackwardCall)
 SOFTTOPK_KERNEL(ranking, RankingCall)
 SOFTTOPK_KERNEL(ranking_gradient, RankingGradientCall)

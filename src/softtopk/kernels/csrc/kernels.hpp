@@ -93,8 +93,9 @@ template <class T>
 struct SoftmaxCall {
     Scores<T> scores;
     PerRow k, tau;
-    T* a;  // (rows, n), or null
-    T* w;  // (rows, n)
+    T* a;     // (rows, n), or null
+    T* root;  // (rows, 2): pivot and offset, or null
+    T* w;     // (rows, n); may be the scores
 };
 
 // The softmax over exactly the k largest, 1 <= k <= n.
@@ -112,6 +113,16 @@ struct SoftmaxGradientCall {
     PerRow tau;
     const T *w, *a, *grad;  // (rows, n)
     T* grad_x;              // (rows, n)
+};
+
+// The same from the scores and the roots that SoftmaxCall found, in place.
+template <class T>
+struct SoftmaxBackwardCall {
+    Size size;
+    PerRow tau;
+    const T* root;  // (rows, 2)
+    T* x;           // (rows, n): scores, which become w
+    T* grad;        // (rows, n): in w, which becomes that in the scores
 };
 
 // The sorted operator. What backward needs of a row are its k + 1 best scores as the solver sees
@@ -146,6 +157,7 @@ struct Kernels {
     Status (*softmax)(const SoftmaxCall<T>&);
     Status (*hard_softmax)(const HardSoftmaxCall<T>&);
     Status (*softmax_gradient)(const SoftmaxGradientCall<T>&);
+    Status (*softmax_backward)(const SoftmaxBackwardCall<T>&);
     Status (*ranking)(const RankingCall<T>&);
     Status (*ranking_gradient)(const RankingGradientCall<T>&);
 };

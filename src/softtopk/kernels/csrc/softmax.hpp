@@ -74,14 +74,13 @@ void weigh(const T* x, const T* a, int64_t n, T* w, int threads, const Scratch<T
 // At a low temperature one element, or some that are tied, have nearly all of s, and the rounding
 // of the difference would be multiplied by 1 / tau. So r is measured from that of the element with
 // the largest s, in a way that gives exactly 0 for itself and for its like.
+//
+// `out` may be `grad`.
 template <class T>
-Status softmax_gradient_of_row(const SoftmaxGradientCall<T>& call, int64_t row, int threads,
-                               const Scratch<T>& scratch) {
+void pull_back(const T* w, const T* a, const T* grad, int64_t n, T tau, T* out, int threads,
+               const Scratch<T>& scratch) {
     using S = Vector<T>;
     using V = typename S::V;
-    const int64_t n = call.size.n;
-    const T *w = call.w + row * n, *a = call.a + row * n, *grad = call.grad + row * n;
-    T* out = call.grad_x + row * n;
     // take(w, A, g) for all vectors of a run.
     const auto pass = [=](int64_t from, int64_t to, auto take) {
         each_vector<T>(from, to, [&](auto at) {
@@ -132,7 +131,7 @@ Status softmax_gradient_of_row(const SoftmaxGradientCall<T>& call, int64_t row, 
     };
     const double pull = sum_pieces(n, threads, scratch, second_pass)[0];
     const T shift = slope > 0.0 ? static_cast<T>(pull / slope) : T(0);
-    const T rate = 1 / static_cast<T>(call.tau[row]);
+    const T rate = 1 / tau;
     each_piece(n, threads, scratch, [=](int64_t begin, int64_t end, auto&) {
         const auto result = [=](V v, V share, V g) {
             const V u = v * (g - mean), s = slope_of<T>(share);
@@ -145,6 +144,27 @@ Status softmax_gradient_of_row(const SoftmaxGradientCall<T>& call, int64_t row, 
             at.write(out, result(at.read(w, T(0)), at.read(a, T(0)), at.read(grad, T(0))));
         });
     });
+}
+
+template <class T>
+Status softmax_gradient_of_row(const SoftmaxGradientCall<T>& call, int64_t row, int threads,
+                               const Scratch<T>& scratch) {
+    const int64_t n = call.size.n, at = row * n;
+    pull_back(call.w + at, call.a + at, call.grad + at, n, static_cast<T>(call.tau[row]),
+              call.grad_x + at, threads, scratch);
+    return kDone;
+}
+
+template <class T>
+Status softmax_backward_of_row(const SoftmaxBackwardCall<T>& call, int64_t row, int threads,
+                               const Scratch<T>& scratch) {
+    const int64_t n = call.size.n;
+    const T tau = static_cast<T>(call.tau[row]);
+    const Root<T> root{call.root[2 * row], call.root[2 * row + 1]};
+    T *x = call.x + row * n, *grad = call.grad + row * n;
+    write_indicator(x, n, root, tau, scratch.share, threads, scratch);
+    weigh(x, scratch.share, n, x, threads, scratch);
+    pull_back(x, scratch.share, grad, n, tau, grad, threads, scratch);
     return kDone;
 }
 
@@ -155,6 +175,10 @@ Status softmax_of_row(const SoftmaxCall<T>& call, int64_t row, int threads,
     const T tau = static_cast<T>(call.tau[row]);
     const T* x = canonical(call.scores, row, threads, scratch);
     const Root<T> root = solve(x, n, call.k[row], tau, threads, scratch);
+    if (call.root != nullptr) {
+        call.root[2 * row] = root.pivot;
+        call.root[2 * row + 1] = root.offset;
+    }
     T* a = call.a == nullptr ? scratch.share : call.a + row * n;
     write_indicator(x, n, root, tau, a, threads, scratch);
     weigh(x, a, n, call.w + row * n, threads, scratch);
@@ -226,4 +250,9 @@ Status hard_softmax(const HardSoftmaxCall<T>& call) {
 template <class T>
 Status softmax_gradient(const SoftmaxGradientCall<T>& call) {
     return each_row(call, call.size, kGradientGrain, softmax_gradient_of_row<T>, 0);
+}
+
+template <class T>
+Status softmax_backward(const SoftmaxBackwardCall<T>& call) {
+    return each_row(call, call.size, kGradientGrain, softmax_backward_of_row<T>, 4);
 }

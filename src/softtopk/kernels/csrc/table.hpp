@@ -21,8 +21,8 @@
 
 template <class T>
 Kernels<T> kernels() {
-    return {threshold<T>, threshold_gradient<T>, softmax<T>, hard_softmax<T>, softmax_gradient<T>,
-            ranking<T>,   ranking_gradient<T>};
+    return {threshold<T>,        threshold_gradient<T>, softmax<T>, hard_softmax<T>,
+            softmax_gradient<T>, softmax_backward<T>,   ranking<T>, ranking_gradient<T>};
 }
 
 inline InstructionSet table(const char* name) {
