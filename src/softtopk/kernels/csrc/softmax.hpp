@@ -31,31 +31,40 @@ T largest_of(const T* x, int64_t n, int threads, const Scratch<T>& scratch) {
     return largest_partial(n, scratch);
 }
 
+// Whether a row has no softmax of its own: then its weights are filled in. As torch.softmax has it,
+// but zero where no element takes part.
 template <class T>
-void weigh(const T* x, const T* a, int64_t n, T* w, int threads, const Scratch<T>& scratch) {
+bool is_settled(T largest, int64_t n, T* w) {
+    if (std::abs(largest) < kInf<T>) return false;
+    std::fill(w, w + n, largest == -kInf<T> ? T(0) : std::numeric_limits<T>::quiet_NaN());
+    return true;
+}
+
+// The ratio w / A, but for a factor.
+template <class T>
+SOFTTOPK_INLINE typename Vector<T>::V relative(typename Vector<T>::V v, typename Vector<T>::V share,
+                                               T largest) {
+    using S = Vector<T>;
+    if (bits_of<T>(share > S::all(0)) == 0) return S::all(0);
+    return exp_of_negative<T>(v - largest);
+}
+
+// share(at, v) is A of the elements v at this place. `w` may be `x`.
+template <class T, class Share>
+void weigh(const T* x, int64_t n, Share share, T* w, int threads, const Scratch<T>& scratch) {
     using S = Vector<T>;
     using V = typename S::V;
     const T largest = largest_of(x, n, threads, scratch);
-    if (!(largest < kInf<T>)) {  // as torch.softmax has it
-        std::fill(w, w + n, std::numeric_limits<T>::quiet_NaN());
-        return;
-    }
-    if (largest == -kInf<T>) {
-        std::fill(w, w + n, T(0));
-        return;
-    }
+    if (is_settled(largest, n, w)) return;
     const auto part = [=](int64_t begin, int64_t end, auto&) {
-        const auto weight = [=](V v, V share) {
-            if (bits_of<T>(share > S::all(0)) == 0) return S::all(0);
-            return exp_of_negative<T>(v - largest) * share;
-        };
         Sums sums{};
         each_run<T>(begin, end, [&](int64_t from, int64_t to) {
             V sum = S::all(0);
             each_vector<T>(from, to, [&](auto at) {
-                const V v = weight(at.read(x, largest), at.read(a, T(0)));
-                at.write(w, v);
-                sum += v;
+                const V v = at.read(x, -kInf<T>), a = share(at, v);
+                const V weight = relative<T>(v, a, largest) * a;
+                at.write(w, weight);
+                sum += weight;
             });
             sums[0] += sum_of_lanes<T>(sum);
         });
@@ -68,6 +77,42 @@ void weigh(const T* x, const T* a, int64_t n, T* w, int threads, const Scratch<T
     });
 }
 
+template <class T>
+Status softmax_of_row(const SoftmaxCall<T>& call, int64_t row, int threads,
+                      const Scratch<T>& scratch) {
+    using V = typename Vector<T>::V;
+    const int64_t n = call.scores.size.n;
+    const T tau = static_cast<T>(call.tau[row]);
+    const T* x = canonical(call.scores, row, threads, scratch);
+    const Root<T> root = solve(x, n, call.k[row], tau, threads, scratch);
+    if (call.root != nullptr) {
+        call.root[2 * row] = root.pivot;
+        call.root[2 * row + 1] = root.offset;
+    }
+    T *a = call.a == nullptr ? scratch.share : call.a + row * n, *w = call.w + row * n;
+    if (call.a != nullptr || !std::isfinite(root.pivot)) {
+        write_indicator(x, n, root, tau, a, threads, scratch);
+        weigh(x, n, [=](auto at, V) { return at.read(a, T(0)); }, w, threads, scratch);
+    } else {
+        const Sigmoid<T> share(root, tau);
+        weigh(x, n, [=](auto, V v) { return share(v); }, w, threads, scratch);
+    }
+    return is_shared(root) ? kShared : kDone;
+}
+
+// The place of the steepest element, the first whose A (1 - A) is that large.
+template <class T>
+int64_t place_of(T steepest, const T* a, int64_t n) {
+    int64_t place = n - 1;
+    for (int64_t i = 0; i < n; i += Vector<T>::width) {
+        const int64_t left = std::min<int64_t>(Vector<T>::width, n - i);
+        const auto share = left < Vector<T>::width ? load_part(a + i, left, T(0)) : load(a + i);
+        const unsigned bits = bits_of<T>(slope_of<T>(share) >= Vector<T>::all(steepest));
+        if (bits != 0) return i + lowest_of(bits);
+    }
+    return place;
+}
+
 // With u = w (g - sum(w g)), the derivative of the softmax, s = A (1 - A) and r = u / A:
 // g_x = u + s (r - sum(s r) / sum(s)) / tau.
 //
@@ -75,56 +120,60 @@ void weigh(const T* x, const T* a, int64_t n, T* w, int threads, const Scratch<T
 // of the difference would be multiplied by 1 / tau. So r is measured from that of the element with
 // the largest s, in a way that gives exactly 0 for itself and for its like.
 //
-// `out` may be `grad`.
+// The first pass is over terms(at), which leaves A and w / A in lists. These and w are known but
+// for a factor, so the last pass hands the weights to take(at, w). `out` may be `grad`.
 template <class T>
-void pull_back(const T* w, const T* a, const T* grad, int64_t n, T tau, T* out, int threads,
-               const Scratch<T>& scratch) {
+struct Terms {
+    typename Vector<T>::V w, share;
+};
+
+template <class T, class First, class Take>
+void pull_back(First terms, const T* a, const T* quotients, const T* grad, int64_t n, T tau, T* out,
+               Take take, int threads, const Scratch<T>& scratch) {
     using S = Vector<T>;
     using V = typename S::V;
-    // take(w, A, g) for all vectors of a run.
-    const auto pass = [=](int64_t from, int64_t to, auto take) {
-        each_vector<T>(from, to, [&](auto at) {
-            take(at.read(w, T(0)), at.read(a, T(0)), at.read(grad, T(0)));
-        });
-    };
     const auto first_pass = [=](int64_t begin, int64_t end, auto& partial) {
         Sums sums{};
         V steepest = S::all(0);
         each_run<T>(begin, end, [&](int64_t from, int64_t to) {
-            V sum = S::all(0), slope = S::all(0);
-            pass(from, to, [&](V v, V share, V g) {
-                const V s = slope_of<T>(share);
-                sum += v * g;
+            V sum = S::all(0), slope = S::all(0), norm = S::all(0);
+            each_vector<T>(from, to, [&](auto at) {
+                const Terms<T> term = terms(at);
+                const V s = slope_of<T>(term.share);
+                sum += term.w * at.read(grad, T(0));
                 slope += s;
+                norm += term.w;
                 steepest = S::select(s > steepest, s, steepest);
             });
             sums[0] += sum_of_lanes<T>(sum);
             sums[1] += sum_of_lanes<T>(slope);
+            sums[2] += sum_of_lanes<T>(norm);
         });
         partial.largest = largest_lane<T>(steepest);
         return sums;
     };
     const Sums sums = sum_pieces(n, threads, scratch, first_pass);
-    const double sum = sums[0], slope = sums[1];
+    const double slope = sums[1];
     const T steepest = largest_partial(n, scratch);
-    const T mean = static_cast<T>(sum);
+    const T norm = sums[2] == 0.0 ? T(0) : static_cast<T>(1.0 / sums[2]);
+    const T mean = static_cast<T>(sums[0] * norm);
     T quotient = 0, cotangent = 0;  // w / A and g of the element with the largest s
     if (steepest > 0) {
-        int64_t place = 0;
-        while (place < n - 1 && !(a[place] * (1 - a[place]) >= steepest)) ++place;
-        quotient = w[place] / a[place];
+        const int64_t place = place_of(steepest, a, n);
+        quotient = quotients[place] * norm;
         cotangent = grad[place];
     }
-    const auto distance = [=](V v, V share, V g) {
-        const V own = v / S::select(share > S::all(0), share, S::all(1));
+    const auto distance = [=](V own, V g) {
         return (own - quotient) * (g - mean) + quotient * (g - cotangent);
     };
     const auto second_pass = [=](int64_t begin, int64_t end, auto&) {
         Sums sums{};
         each_run<T>(begin, end, [&](int64_t from, int64_t to) {
             V pull = S::all(0);
-            pass(from, to,
-                 [&](V v, V share, V g) { pull += slope_of<T>(share) * distance(v, share, g); });
+            each_vector<T>(from, to, [&](auto at) {
+                const V own = at.read(quotients, T(0)) * norm, g = at.read(grad, T(0));
+                pull += slope_of<T>(at.read(a, T(0))) * distance(own, g);
+            });
             sums[0] += sum_of_lanes<T>(pull);
         });
         return sums;
@@ -133,17 +182,30 @@ void pull_back(const T* w, const T* a, const T* grad, int64_t n, T tau, T* out, 
     const T shift = slope > 0.0 ? static_cast<T>(pull / slope) : T(0);
     const T rate = 1 / tau;
     each_piece(n, threads, scratch, [=](int64_t begin, int64_t end, auto&) {
-        const auto result = [=](V v, V share, V g) {
-            const V u = v * (g - mean), s = slope_of<T>(share);
-            const V moved = s * (distance(v, share, g) - shift) * rate;
-            // No derivative in a row with a NaN, and none of 0 times infinity elsewhere.
-            return S::select(share > S::all(0), u + S::select(s > S::all(0), moved, S::all(0)),
-                             S::all(0));
-        };
         each_vector<T>(begin, end, [=](auto at) {
-            at.write(out, result(at.read(w, T(0)), at.read(a, T(0)), at.read(grad, T(0))));
+            const V share = at.read(a, T(0)), own = at.read(quotients, T(0)) * norm;
+            const V g = at.read(grad, T(0)), s = slope_of<T>(share), w = own * share;
+            const V moved = s * (distance(own, g) - shift) * rate;
+            const V total = w * (g - mean) + S::select(s > S::all(0), moved, S::all(0));
+            // No derivative in a row with a NaN, and none of 0 times infinity elsewhere.
+            at.write(out, S::select(share > S::all(0), total, S::all(0)));
+            take(at, w);
         });
     });
+}
+
+// From w and A.
+template <class T>
+void pull_back(const T* w, const T* a, const T* grad, int64_t n, T tau, T* out, int threads,
+               const Scratch<T>& scratch) {
+    using S = Vector<T>;
+    T* const quotients = scratch.first;
+    const auto terms = [=](auto at) -> Terms<T> {
+        const auto weight = at.read(w, T(0)), share = at.read(a, T(0));
+        at.write(quotients, weight / S::select(share > S::all(0), share, S::all(1)));
+        return {weight, share};
+    };
+    pull_back(terms, a, quotients, grad, n, tau, out, [](auto, auto) {}, threads, scratch);
 }
 
 template <class T>
@@ -162,27 +224,25 @@ Status softmax_backward_of_row(const SoftmaxBackwardCall<T>& call, int64_t row, 
     const T tau = static_cast<T>(call.tau[row]);
     const Root<T> root{call.root[2 * row], call.root[2 * row + 1]};
     T *x = call.x + row * n, *grad = call.grad + row * n;
-    write_indicator(x, n, root, tau, scratch.share, threads, scratch);
-    weigh(x, scratch.share, n, x, threads, scratch);
-    pull_back(x, scratch.share, grad, n, tau, grad, threads, scratch);
-    return kDone;
-}
-
-template <class T>
-Status softmax_of_row(const SoftmaxCall<T>& call, int64_t row, int threads,
-                      const Scratch<T>& scratch) {
-    const int64_t n = call.scores.size.n;
-    const T tau = static_cast<T>(call.tau[row]);
-    const T* x = canonical(call.scores, row, threads, scratch);
-    const Root<T> root = solve(x, n, call.k[row], tau, threads, scratch);
-    if (call.root != nullptr) {
-        call.root[2 * row] = root.pivot;
-        call.root[2 * row + 1] = root.offset;
+    T *const a = scratch.share, *const quotients = scratch.first;
+    const T largest = largest_of(x, n, threads, scratch);
+    if (!std::isfinite(root.pivot) || !std::isfinite(largest)) {
+        write_indicator(x, n, root, tau, a, threads, scratch);
+        weigh(x, n, [=](auto at, auto) { return at.read(a, T(0)); }, x, threads, scratch);
+        pull_back(x, a, grad, n, tau, grad, threads, scratch);
+        return kDone;
     }
-    T* a = call.a == nullptr ? scratch.share : call.a + row * n;
-    write_indicator(x, n, root, tau, a, threads, scratch);
-    weigh(x, a, n, call.w + row * n, threads, scratch);
-    return is_shared(root) ? kShared : kDone;
+    const Sigmoid<T> sigmoid(root, tau);
+    const auto terms = [=](auto at) -> Terms<T> {
+        const auto v = at.read(x, -kInf<T>), share = sigmoid(v);
+        const auto quotient = relative<T>(v, share, largest);
+        at.write(a, share);
+        at.write(quotients, quotient);
+        return {quotient * share, share};
+    };
+    const auto take = [=](auto at, auto w) { at.write(x, w); };
+    pull_back(terms, a, quotients, grad, n, tau, grad, take, threads, scratch);
+    return kDone;
 }
 
 // The softmax over exactly the k largest elements, and where these are, in the order of the row. Of
@@ -249,7 +309,7 @@ Status hard_softmax(const HardSoftmaxCall<T>& call) {
 
 template <class T>
 Status softmax_gradient(const SoftmaxGradientCall<T>& call) {
-    return each_row(call, call.size, kGradientGrain, softmax_gradient_of_row<T>, 0);
+    return each_row(call, call.size, kGradientGrain, softmax_gradient_of_row<T>, 2);
 }
 
 template <class T>
