@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -36,6 +37,7 @@ class Call(NamedTuple):
     shape: torch.Size  #: of the scores (..., L, S), with all leading axes
 
 
+Totals = Sequence[Tensor | None]  # of query, key and value, for the units of a group
 AtOnce = Callable[[Tensor, Tensor, Tensor, Call], Any]
 
 
@@ -130,11 +132,17 @@ class _Blocks:
         return library_for(self.query, self.key, self.value)
 
     def __iter__(self) -> Iterator[_Block]:
+        for units in self.groups():
+            yield from self.of(units)
+
+    def groups(self) -> list[slice]:
+        """Units whose blocks come together."""
+        return _slices(len(self.query), self.units)
+
+    def of(self, units: slice) -> Iterator[_Block]:
         length, n = self.call.shape[-2:]
-        for first in range(0, len(self.query), self.units):
-            units = slice(first, min(first + self.units, len(self.query)))
-            for row in range(0, length, self.rows):
-                yield self._block(units, slice(row, min(row + self.rows, length)), n)
+        for rows in _slices(length, self.rows):
+            yield self._block(units, rows, n)
 
     def _block(self, units: slice, rows: slice, n: int) -> _Block:
         """With the keys that some of its queries see, as far as that is known at no cost."""
@@ -186,6 +194,10 @@ class _Mask:
         return part if len(part) == 1 else part[self.places[units]]
 
 
+def _slices(length: int, size: int) -> list[slice]:
+    return [slice(i, min(i + size, length)) for i in range(0, length, size)]
+
+
 def _flat(x: Tensor, batch: torch.Size) -> Tensor:
     """(..., X, Y) with all leading axes, as one."""
     if x.ndim > 2 and x.shape[-3] not in (1, batch[-1]):
@@ -217,17 +229,18 @@ def _span(columns: Tensor) -> slice:
 
 
 def _forward(blocks: _Blocks, at_once: AtOnce) -> tuple[Tensor, Tensor | None]:
-    """The output, and the roots of all queries in the order of the blocks, or None."""
-    value, library, roots = blocks.value, blocks.library, None
+    """The output, and the roots of the queries, or None."""
+    value, library = blocks.value, blocks.library
     output = value.new_empty(*blocks.query.shape[:-1], value.shape[-1])
     with torch.autocast(value.device.type, enabled=False):
-        if library is not None:
-            roots = _Kernels(blocks, library).forward(output)
-        else:
-            for block in blocks:
-                attended = blocks.attend(block, blocks.tensors(block), at_once)
-                output[block.units, block.rows] = attended
-    return output.view(*blocks.call.shape[:-1], -1), roots
+        native = None if library is None else _Kernels(blocks, library)
+        for block in blocks:
+            part = output[block.units, block.rows]
+            if native is not None:
+                native.attend(block, part)
+            else:
+                part.copy_(blocks.attend(block, blocks.tensors(block), at_once))
+    return output.view(*blocks.call.shape[:-1], -1), None if native is None else native.roots
 
 
 def _backward(
@@ -241,27 +254,32 @@ def _backward(
     """The gradients in query, key and value."""
     blocks = _Blocks(*inputs, call)
     library = None if roots is None else blocks.library
-    # Sums over blocks, so in full precision.
-    dtype = compute_dtype(grad.dtype)
-    totals = [
-        torch.zeros_like(x, dtype=dtype) if need else None
-        for x, need in zip((blocks.query, blocks.key, blocks.value), needed, strict=True)
-    ]
+    flat = blocks.query, blocks.key, blocks.value
+    grads = [torch.empty_like(x) if need else None for x, need in zip(flat, needed, strict=True)]
     grad = dense(grad).view(*blocks.query.shape[:-1], -1)
     with torch.autocast(grad.device.type, enabled=False):
+        add = partial(_add_gradients, blocks, at_once)
         if library is not None and roots is not None:
-            _Kernels(blocks, library).backward(grad, roots, totals)
-        else:
-            for block in blocks:
-                _add_gradients(blocks, block, grad, totals, at_once)
+            add = _Kernels(blocks, library, roots).add_gradients
+        for units in blocks.groups():
+            # Sums over the blocks, so in full precision.
+            totals = [
+                None if x is None else torch.zeros_like(x[units], dtype=compute_dtype(x.dtype))
+                for x in grads
+            ]
+            for block in blocks.of(units):
+                add(block, grad[units, block.rows], totals)
+            for x, total in zip(grads, totals, strict=True):
+                if x is not None:
+                    x[units] = total
     return [
-        None if total is None else _unflat(total, x.shape, call.shape[:-2]).to(x.dtype)
-        for total, x in zip(totals, inputs, strict=True)
+        None if x is None else _unflat(x, given.shape, call.shape[:-2])
+        for x, given in zip(grads, inputs, strict=True)
     ]
 
 
 def _add_gradients(
-    blocks: _Blocks, block: _Block, grad: Tensor, totals: Sequence[Tensor | None], at_once: AtOnce
+    blocks: _Blocks, at_once: AtOnce, block: _Block, grad: Tensor, totals: Totals
 ) -> None:
     tensors = [
         x.detach().requires_grad_(total is not None)
@@ -270,10 +288,10 @@ def _add_gradients(
     with torch.enable_grad():
         output = blocks.attend(block, tensors, at_once)
     wanted = [x for x in tensors if x.requires_grad]
-    found = iter(torch.autograd.grad(output, wanted, grad[block.units, block.rows]))
+    found = iter(torch.autograd.grad(output, wanted, grad))
     for total, places in zip(totals, (block.rows, block.keys, block.keys), strict=True):
         if total is not None:
-            total[block.units, places] += next(found)
+            total[:, places] += next(found)
 
 
 class _Kernels:
@@ -283,51 +301,44 @@ class _Kernels:
     converted in between.
     """
 
-    def __init__(self, blocks: _Blocks, library: kernels.Native) -> None:
+    def __init__(
+        self, blocks: _Blocks, library: kernels.Native, roots: Tensor | None = None
+    ) -> None:
         self.blocks, self.library = blocks, library
         self.query = blocks.query * blocks.call.scale
         size = blocks.units * blocks.rows * blocks.call.shape[-1]
         dtype = compute_dtype(self.query.dtype)
         self.own = self.query.new_empty(2, size)
         self.full = self.own if dtype == self.own.dtype else self.own.new_empty(2, size, dtype=dtype)
+        self.roots = self.full.new_empty(*self.query.shape[:-1], 2) if roots is None else roots
 
-    def forward(self, output: Tensor) -> Tensor:
-        roots = self.full.new_empty(math.prod(output.shape[:-1]), 2)
-        topk, first = self.blocks.call.topk, 0
-        for block in self.blocks:
-            x = self._scores(block)
-            root = roots[first : first + x.shape[0] * x.shape[1]]
-            self.library.softmax(x, None, topk, self._tau(block, x), root=root, out=x)
-            w = _converted(x, self.own[0])
-            torch.bmm(w, self.blocks.tensors(block)[2], out=output[block.units, block.rows])
-            first += len(root)
-        return roots
+    def attend(self, block: _Block, output: Tensor) -> None:
+        """(units, rows, Ev) into ``output``, and the roots of these queries into ``roots``."""
+        _, key, value = self.blocks.tensors(block)
+        x = self._scores(block, self.query[block.units, block.rows], key)
+        root = x.new_empty(*x.shape[:-1], 2)
+        self.library.softmax(x, None, self.blocks.call.topk, self._tau(block, x), root=root, out=x)
+        self.roots[block.units, block.rows] = root
+        torch.bmm(_converted(x, self.own[0]), value, out=output)
 
-    def backward(self, grad: Tensor, roots: Tensor, totals: Sequence[Tensor | None]) -> None:
-        first = 0
+    def add_gradients(self, block: _Block, grad: Tensor, totals: Totals) -> None:
+        units, rows, keys, _ = block
+        query, (_, key, value) = self.query[units, rows], self.blocks.tensors(block)
+        x = self._scores(block, query, key)
+        gx = _converted(_product(grad, value.mT, self.own[1]), self.full[1])
+        root = self.roots[units, rows].contiguous()
+        self.library.softmax_backward(x, root, gx, self._tau(block, x))
+        w, gx = _converted(x, self.own[0]), _converted(gx, self.own[1])
         total_query, total_key, total_value = totals
-        for block in self.blocks:
-            units, rows, keys, _ = block
-            _, key, value = self.blocks.tensors(block)
-            g = grad[units, rows]
-            x = self._scores(block)
-            gx = _converted(_product(g, value.mT, self.own[1]), self.full[1])
-            root = roots[first : first + x.shape[0] * x.shape[1]]
-            self.library.softmax_backward(x, root, gx, self._tau(block, x))
-            first += len(root)
-            w, gx = _converted(x, self.own[0]), _converted(gx, self.own[1])
-            if total_query is not None:
-                _add_product(total_query[units, rows], gx, key)
-            if total_key is not None:
-                _add_product(total_key[units, keys], gx.mT, self.query[units, rows])
-            if total_value is not None:
-                _add_product(total_value[units, keys], w.mT, g)
         if total_query is not None:
-            total_query *= self.blocks.call.scale
+            _add_product(total_query[:, rows], gx, key, self.blocks.call.scale)
+        if total_key is not None:
+            _add_product(total_key[:, keys], gx.mT, query)
+        if total_value is not None:
+            _add_product(total_value[:, keys], w.mT, grad)
 
-    def _scores(self, block: _Block) -> Tensor:
+    def _scores(self, block: _Block, query: Tensor, key: Tensor) -> Tensor:
         """Of the block, -inf where a key takes no part."""
-        query, key = self.query[block.units, block.rows], self.blocks.tensors(block)[1]
         x = _product(query, key.mT, self.own[0])
         if block.mask is not None:
             _apply(block.mask, x)
@@ -360,8 +371,8 @@ def _converted(x: Tensor, memory: Tensor) -> Tensor:
     return x if x.dtype == memory.dtype else memory[: x.numel()].view(x.shape).copy_(x)
 
 
-def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+def _add_product(total: Tensor, left: Tensor, right: Tensor, factor: float = 1.0) -> None:
     if total.dtype == left.dtype:
-        total.baddbmm_(left, right)
+        total.baddbmm_(left, right, alpha=factor)
     else:
-        total += torch.bmm(left, right)
+        total.add_(torch.bmm(left, right), alpha=factor)
