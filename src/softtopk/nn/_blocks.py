@@ -19,6 +19,7 @@ from torch import Tensor
 from .. import kernels
 from .._checks import Strength
 from .._dispatch import dense, is_immediate, library_for, may_differentiate
+from ..kernels import IN_PLACE_DTYPES
 from ..functional._rows import compute_dtype, per_row, temperature
 
 #: Scores in a block, and on other devices than a CPU, where a launch costs more than a small one.
@@ -307,17 +308,19 @@ class _Kernels:
         self.blocks, self.library = blocks, library
         self.query = blocks.query * blocks.call.scale
         size = blocks.units * blocks.rows * blocks.call.shape[-1]
-        dtype = compute_dtype(self.query.dtype)
+        dtype = self.query.dtype
+        dtype = dtype if dtype in IN_PLACE_DTYPES else torch.float32
         self.own = self.query.new_empty(2, size)
         self.full = self.own if dtype == self.own.dtype else self.own.new_empty(2, size, dtype=dtype)
-        self.roots = self.full.new_empty(*self.query.shape[:-1], 2) if roots is None else roots
+        self.roots = roots
+        if roots is None:
+            self.roots = self.own.new_empty(*self.query.shape[:-1], 2, dtype=compute_dtype(dtype))
 
     def attend(self, block: _Block, output: Tensor) -> None:
         """(units, rows, Ev) into ``output``, and the roots of these queries into ``roots``."""
         _, key, value = self.blocks.tensors(block)
         x = self._scores(block, self.query[block.units, block.rows], key)
-        root = x.new_empty(*x.shape[:-1], 2)
-        self.library.softmax(x, None, self.blocks.call.topk, self._tau(block, x), root=root, out=x)
+        root = self.library.softmax_in_place(x, self.blocks.call.topk, self._tau(block, x))
         self.roots[block.units, block.rows] = root
         torch.bmm(_converted(x, self.own[0]), value, out=output)
 
@@ -347,7 +350,7 @@ class _Kernels:
     def _tau(self, block: _Block, x: Tensor) -> float | Tensor:
         eps = self.blocks.eps_of(block)
         eps = eps.unsqueeze(-1) if isinstance(eps, Tensor) else eps
-        return per_row(temperature(eps, 1.0, x.dtype), x)
+        return per_row(temperature(eps, 1.0, self.roots.dtype), x)
 
 
 def _apply(mask: Tensor, scores: Tensor) -> None:

@@ -90,6 +90,16 @@ SOFTTOPK_KERNEL(threshold_gradient, ThresholdGradientCall)
 SOFTTOPK_KERNEL(softmax, SoftmaxCall)
 SOFTTOPK_KERNEL(hard_softmax, HardSoftmaxCall)
 SOFTTOPK_KERNEL(softmax_gradient, SoftmaxGradientCall)
+SOFTTOPK_KERNEL(softmax_in_place, SoftmaxInPlaceCall)
 SOFTTOPK_KERNEL(softmax_backward, SoftmaxBackwardCall)
 SOFTTOPK_KERNEL(ranking, RankingCall)
 SOFTTOPK_KERNEL(ranking_gradient, RankingGradientCall)
+
+#define SOFTTOPK_SHORT_KERNEL(name, Call)                        \
+    SOFTTOPK_EXPORT int32_t softtopk_##name##_bf16(              \
+        const softtopk::Call<float, softtopk::BFloat16>* call) { \
+        return softtopk::current.load()->bf16.name(*call);       \
+    }
+
+SOFTTOPK_SHORT_KERNEL(softmax_in_place, SoftmaxInPlaceCall)
+SOFTTOPK_SHORT_KERNEL(softmax_backward, SoftmaxBackwardCall)

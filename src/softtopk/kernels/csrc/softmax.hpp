@@ -78,26 +78,41 @@ void weigh(const T* x, int64_t n, Share share, T* w, int threads, const Scratch<
 }
 
 template <class T>
+void weigh(const T* x, const T* a, int64_t n, T* w, int threads, const Scratch<T>& scratch) {
+    weigh(x, n, [=](auto at, auto) { return at.read(a, T(0)); }, w, threads, scratch);
+}
+
+template <class T>
 Status softmax_of_row(const SoftmaxCall<T>& call, int64_t row, int threads,
                       const Scratch<T>& scratch) {
-    using V = typename Vector<T>::V;
     const int64_t n = call.scores.size.n;
     const T tau = static_cast<T>(call.tau[row]);
     const T* x = canonical(call.scores, row, threads, scratch);
     const Root<T> root = solve(x, n, call.k[row], tau, threads, scratch);
-    if (call.root != nullptr) {
-        call.root[2 * row] = root.pivot;
-        call.root[2 * row + 1] = root.offset;
-    }
-    T *a = call.a == nullptr ? scratch.share : call.a + row * n, *w = call.w + row * n;
-    if (call.a != nullptr || !std::isfinite(root.pivot)) {
-        write_indicator(x, n, root, tau, a, threads, scratch);
-        weigh(x, n, [=](auto at, V) { return at.read(a, T(0)); }, w, threads, scratch);
-    } else {
-        const Sigmoid<T> share(root, tau);
-        weigh(x, n, [=](auto, V v) { return share(v); }, w, threads, scratch);
-    }
+    T* a = call.a == nullptr ? scratch.share : call.a + row * n;
+    write_indicator(x, n, root, tau, a, threads, scratch);
+    weigh(x, a, n, call.w + row * n, threads, scratch);
     return is_shared(root) ? kShared : kDone;
+}
+
+template <class T, class E>
+Status softmax_in_place_of_row(const SoftmaxInPlaceCall<T, E>& call, int64_t row, int threads,
+                               const Scratch<T>& scratch) {
+    const int64_t n = call.size.n;
+    const T tau = static_cast<T>(call.tau[row]);
+    T* const x = opened(call.x + row * n, n, scratch.row);
+    const Root<T> root = solve(x, n, call.k[row], tau, threads, scratch);
+    call.root[2 * row] = root.pivot;
+    call.root[2 * row + 1] = root.offset;
+    if (std::isfinite(root.pivot)) {
+        const Sigmoid<T> share(root, tau);
+        weigh(x, n, [=](auto, auto v) { return share(v); }, x, threads, scratch);
+    } else {
+        decided(x, n, root, scratch.share);
+        weigh(x, scratch.share, n, x, threads, scratch);
+    }
+    close(x, n, call.x + row * n);
+    return kDone;
 }
 
 // The place of the steepest element, the first whose A (1 - A) is that large.
@@ -217,20 +232,16 @@ Status softmax_gradient_of_row(const SoftmaxGradientCall<T>& call, int64_t row, 
     return kDone;
 }
 
+// The weights and the gradient in the scores, both in place.
 template <class T>
-Status softmax_backward_of_row(const SoftmaxBackwardCall<T>& call, int64_t row, int threads,
-                               const Scratch<T>& scratch) {
-    const int64_t n = call.size.n;
-    const T tau = static_cast<T>(call.tau[row]);
-    const Root<T> root{call.root[2 * row], call.root[2 * row + 1]};
-    T *x = call.x + row * n, *grad = call.grad + row * n;
+void pull_back(Root<T> root, T* x, T* grad, int64_t n, T tau, int threads,
+               const Scratch<T>& scratch) {
     T *const a = scratch.share, *const quotients = scratch.first;
     const T largest = largest_of(x, n, threads, scratch);
     if (!std::isfinite(root.pivot) || !std::isfinite(largest)) {
         write_indicator(x, n, root, tau, a, threads, scratch);
-        weigh(x, n, [=](auto at, auto) { return at.read(a, T(0)); }, x, threads, scratch);
-        pull_back(x, a, grad, n, tau, grad, threads, scratch);
-        return kDone;
+        weigh(x, a, n, x, threads, scratch);
+        return pull_back(x, a, grad, n, tau, grad, threads, scratch);
     }
     const Sigmoid<T> sigmoid(root, tau);
     const auto terms = [=](auto at) -> Terms<T> {
@@ -242,6 +253,18 @@ Status softmax_backward_of_row(const SoftmaxBackwardCall<T>& call, int64_t row, 
     };
     const auto take = [=](auto at, auto w) { at.write(x, w); };
     pull_back(terms, a, quotients, grad, n, tau, grad, take, threads, scratch);
+}
+
+template <class T, class E>
+Status softmax_backward_of_row(const SoftmaxBackwardCall<T, E>& call, int64_t row, int threads,
+                               const Scratch<T>& scratch) {
+    const int64_t n = call.size.n;
+    E *const own_x = call.x + row * n, *const own_grad = call.grad + row * n;
+    T *const x = opened(own_x, n, scratch.row), *const grad = opened(own_grad, n, scratch.second);
+    pull_back({call.root[2 * row], call.root[2 * row + 1]}, x, grad, n,
+              static_cast<T>(call.tau[row]), threads, scratch);
+    close(x, n, own_x);
+    close(grad, n, own_grad);
     return kDone;
 }
 
@@ -312,7 +335,12 @@ Status softmax_gradient(const SoftmaxGradientCall<T>& call) {
     return each_row(call, call.size, kGradientGrain, softmax_gradient_of_row<T>, 2);
 }
 
-template <class T>
-Status softmax_backward(const SoftmaxBackwardCall<T>& call) {
-    return each_row(call, call.size, kGradientGrain, softmax_backward_of_row<T>, 4);
+template <class T, class E = T>
+Status softmax_in_place(const SoftmaxInPlaceCall<T, E>& call) {
+    return each_row(call, call.size, kSolverGrain, softmax_in_place_of_row<T, E>, 4);
+}
+
+template <class T, class E = T>
+Status softmax_backward(const SoftmaxBackwardCall<T, E>& call) {
+    return each_row(call, call.size, kGradientGrain, softmax_backward_of_row<T, E>, 4);
 }
