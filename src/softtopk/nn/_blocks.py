@@ -23,7 +23,8 @@ from ..kernels import IN_PLACE_DTYPES
 from ..functional._rows import compute_dtype, per_row, temperature
 
 #: Scores in a block, and on other devices than a CPU, where a launch costs more than a small one.
-CPU_BLOCK, BLOCK = 2**17, 2**24
+CPU_BLOCK, BLOCK = 2**20, 2**24
+MASKED_ROWS = 128
 
 
 class Call(NamedTuple):
@@ -38,7 +39,6 @@ class Call(NamedTuple):
     shape: torch.Size  #: of the scores (..., L, S), with all leading axes
 
 
-Totals = Sequence[Tensor | None]  # of query, key and value, for the units of a group
 AtOnce = Callable[[Tensor, Tensor, Tensor, Call], Any]
 
 
@@ -120,8 +120,9 @@ class _Blocks:
         if isinstance(self.eps, Tensor):
             self.eps = self.eps.expand(call.shape[:-1]).reshape(-1, length)
         self.mask = None if call.mask is None else _Mask(call.mask, batch)
-        size = CPU_BLOCK if query.is_cpu else BLOCK
-        self.rows = min(length, max(1, size // n))
+        size = CPU_BLOCK * torch.get_num_threads() // query.itemsize if query.is_cpu else BLOCK
+        longest = length if call.mask is None and not call.is_causal else MASKED_ROWS
+        self.rows = min(length, longest, max(1, size // n))
         self.units = min(len(self.query), max(1, size // (self.rows * n)))
 
     @property
@@ -263,36 +264,53 @@ def _backward(
         if library is not None and roots is not None:
             add = _Kernels(blocks, library, roots).add_gradients
         for units in blocks.groups():
-            # Sums over the blocks, so in full precision.
-            totals = [
-                None if x is None else torch.zeros_like(x[units], dtype=compute_dtype(x.dtype))
-                for x in grads
-            ]
+            sums = [None if x is None else _Sum(x.shape[1]) for x in grads]
             for block in blocks.of(units):
-                add(block, grad[units, block.rows], totals)
-            for x, total in zip(grads, totals, strict=True):
-                if x is not None:
-                    x[units] = total
+                add(block, grad[units, block.rows], sums)
+            for x, total in zip(grads, sums, strict=True):
+                if x is not None and total is not None:
+                    x[units] = total.value
     return [
         None if x is None else _unflat(x, given.shape, call.shape[:-2])
         for x, given in zip(grads, inputs, strict=True)
     ]
 
 
+class _Sum:
+    """Gradients in some of the rows of a tensor, added up: (units, rows, X) -> (units, length, X)."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.value = torch.empty(0)
+
+    def add(self, part: Tensor, rows: slice) -> None:
+        if self.value.numel() == 0 and part.shape[1] == self.length:
+            self.value = part  # often the only one
+            return
+        dtype = compute_dtype(part.dtype)
+        if self.value.numel() == 0:
+            self.value = part.new_zeros(part.shape[0], self.length, part.shape[2], dtype=dtype)
+        self.value = self.value.to(dtype)
+        self.value[:, rows] += part
+
+
+Sums = Sequence[_Sum | None]  # of query, key and value
+
+
 def _add_gradients(
-    blocks: _Blocks, at_once: AtOnce, block: _Block, grad: Tensor, totals: Totals
+    blocks: _Blocks, at_once: AtOnce, block: _Block, grad: Tensor, sums: Sums
 ) -> None:
     tensors = [
         x.detach().requires_grad_(total is not None)
-        for x, total in zip(blocks.tensors(block), totals, strict=True)
+        for x, total in zip(blocks.tensors(block), sums, strict=True)
     ]
     with torch.enable_grad():
         output = blocks.attend(block, tensors, at_once)
     wanted = [x for x in tensors if x.requires_grad]
     found = iter(torch.autograd.grad(output, wanted, grad))
-    for total, places in zip(totals, (block.rows, block.keys, block.keys), strict=True):
+    for total, places in zip(sums, (block.rows, block.keys, block.keys), strict=True):
         if total is not None:
-            total[:, places] += next(found)
+            total.add(next(found), places)
 
 
 class _Kernels:
@@ -324,7 +342,7 @@ class _Kernels:
         self.roots[block.units, block.rows] = root
         torch.bmm(_converted(x, self.own[0]), value, out=output)
 
-    def add_gradients(self, block: _Block, grad: Tensor, totals: Totals) -> None:
+    def add_gradients(self, block: _Block, grad: Tensor, sums: Sums) -> None:
         units, rows, keys, _ = block
         query, (_, key, value) = self.query[units, rows], self.blocks.tensors(block)
         x = self._scores(block, query, key)
@@ -332,13 +350,13 @@ class _Kernels:
         root = self.roots[units, rows].contiguous()
         self.library.softmax_backward(x, root, gx, self._tau(block, x))
         w, gx = _converted(x, self.own[0]), _converted(gx, self.own[1])
-        total_query, total_key, total_value = totals
-        if total_query is not None:
-            _add_product(total_query[:, rows], gx, key, self.blocks.call.scale)
-        if total_key is not None:
-            _add_product(total_key[:, keys], gx.mT, query)
-        if total_value is not None:
-            _add_product(total_value[:, keys], w.mT, grad)
+        in_query, in_key, in_value = sums
+        if in_query is not None:
+            in_query.add(torch.bmm(gx, key).mul_(self.blocks.call.scale), rows)
+        if in_key is not None:
+            in_key.add(torch.bmm(gx.mT, query), keys)
+        if in_value is not None:
+            in_value.add(torch.bmm(w.mT, grad), keys)
 
     def _scores(self, block: _Block, query: Tensor, key: Tensor) -> Tensor:
         """Of the block, -inf where a key takes no part."""
@@ -373,9 +391,3 @@ def _converted(x: Tensor, memory: Tensor) -> Tensor:
     """``x`` in the dtype of ``memory``, and there if that is another one."""
     return x if x.dtype == memory.dtype else memory[: x.numel()].view(x.shape).copy_(x)
 
-
-def _add_product(total: Tensor, left: Tensor, right: Tensor, factor: float = 1.0) -> None:
-    if total.dtype == left.dtype:
-        total.baddbmm_(left, right, alpha=factor)
-    else:
-        total.add_(torch.bmm(left, right), alpha=factor)
