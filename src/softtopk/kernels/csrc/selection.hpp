@@ -132,34 +132,13 @@ struct Bracket {
     T low, high;
 };
 
-// A bound below at least `rank` elements, and below few more: the one of this rank among the
-// largest of each of `groups` groups, a multiple of the width. `maxima` has room for a vector more.
-template <class T>
-T bound_below(const T* list, int64_t count, int64_t rank, int64_t groups, T* maxima) {
-    using S = Vector<T>;
-    for (int64_t j = 0; j < groups; j += S::width) {
-        auto largest = S::all(-kInf<T>);
-        for (int64_t i = j; i + S::width <= count; i += groups) {
-            const auto v = load(list + i);
-            largest = S::select(v > largest, v, largest);
-        }
-        store(maxima + j, largest);
-    }
-    return select(maxima, groups, rank);
-}
-
-// Where the element of the given rank is likely to be, and its successor too. In a short row and
-// for a low rank all elements are looked at. Else it is three standard deviations around the place
-// in a sample, and `caution` widens the bracket after a miss.
+// Where the element of the given rank is likely to be, and its successor too: three standard
+// deviations around its place in a sample. `caution` widens the bracket after a miss.
 template <class T>
 Bracket<T> guess(const T* list, int64_t count, int64_t rank, int caution) {
     constexpr int kMostSamples = 1024;
     if (caution > 4) return {-kInf<T>, kInf<T>};
     T sample[kMostSamples + Vector<T>::width];
-    if (16 * (rank + 1) <= count && 4 * (rank + 1) <= kMostSamples && count <= kPiece) {
-        const int64_t groups = 4 * (rank + 1) + filling<T>(4 * (rank + 1));
-        return {bound_below(list, count, rank + 1, groups, sample), kInf<T>};
-    }
     const auto size = std::min<int64_t>(kMostSamples, 2 * static_cast<int64_t>(std::sqrt(count)));
     const int64_t stride = count / size;
     uint32_t random = 12345;  // one element out of every stretch, so that no pattern misleads
