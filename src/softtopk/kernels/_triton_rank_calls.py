@@ -45,7 +45,7 @@ def ranking(x, mask, k, tau, largest, block=32):
         x, mask, values, pivots, places, outsiders, census, n, k, value,
         PIVOTS=P, BLOCK=max(P, 128), **options,
     )
-    kernels.solve[(rows, 1)](
+    kernels.solve[(rows,)](
         x, mask, values, pivots, places, outsiders, census, plan, offsets, converged, n, k, value,
         K=columns_of(k), BLOCK=block, PRECISION="ieee", **options,
     )

@@ -25,6 +25,8 @@ import triton.language as tl
 CHUNK: tl.constexpr = tl.constexpr(16)
 #: Six Newton steps were enough wherever we looked (see the tests): a dozen evaluations.
 MAX_EVALUATIONS: tl.constexpr = tl.constexpr(120)
+#: A distance, or an exponent, at which exp is 0.
+IMPOSSIBLE: tl.constexpr = tl.constexpr(-1e30)
 #: How many numbers `sort_out` writes about a row.
 CENSUS: tl.constexpr = tl.constexpr(5)
 
@@ -171,16 +173,17 @@ def _rank_of(row, v):
 
 @triton.jit
 def _best_outsider(row, t):
-    """The exponents (K,) of the plan of the best outsider, in float64."""
+    """The exponents (K,) of the plan of the best outsider, in float64 and in the range of float32;
+    those of columns without a threshold are as low as that of an impossible rank."""
     exponents = tl.cumsum(tl.where(row.valid, row.depth - t, 0.0), 0, reverse=True)
-    return tl.where(row.valid, exponents, float("-inf"))
+    return tl.where(row.valid, tl.maximum(exponents, IMPOSSIBLE), IMPOSSIBLE)
 
 
 @triton.jit
 def _outsider_plan(row, exponents, a):
     """Of elements at the distances ``a`` (elements, 1) from the best outsider: the plan of the first
     ranks (elements, K), and that of their own, the last (elements, 1)."""
-    ranks = (row.last - row.column).to(a.dtype)[None, :]
+    ranks = tl.maximum(row.last - row.column, 0).to(a.dtype)[None, :]
     e = _exp(ranks * a + exponents.to(a.dtype)[None, :])
     own = 1.0 / (1.0 + tl.sum(e, 1, keep_dims=True))
     return e * own, own
@@ -210,7 +213,7 @@ def sort_out(
     ``sorted_elements`` (rows, k); the distances of the ``outsiders`` (rows, n) that matter.
 
     The ``census`` (rows, 5) says first and last, and how many elements are sorted, listed as
-    outsiders, and tied with the best outsider. First is -1 for a row with a NaN.
+    outsiders, and tied with the best outsider. First and last are -1 for a row with a NaN.
     """
     row = tl.program_id(0).to(tl.int64)
     x += row * n
@@ -244,7 +247,7 @@ def sort_out(
     last = infinite + count
     kept = tl.where(count > 0, count + 1, 0)
     tl.store(pivots + infinite + place, top, mask=place < kept)
-    filling = tl.where(place < tl.minimum(infinite, kept), float("inf"), low)
+    filling = tl.where(place < tl.where(count > 0, infinite, 0), float("inf"), low)
     elsewhere = (place >= infinite) & (place < infinite + kept)
     tl.store(pivots + place, filling, mask=(place <= k) & ~elsewhere)
 
@@ -271,7 +274,7 @@ def sort_out(
         tied -= count - sorted_count  # these have a rank of their own
     census += row * CENSUS
     tl.store(census, tl.where(broken > 0, -1, infinite))
-    tl.store(census + 1, last)
+    tl.store(census + 1, tl.where(broken > 0, -1, last))
     tl.store(census + 2, sorted_count)
     tl.store(census + 3, listed)
     tl.store(census + 4, tied)
@@ -289,7 +292,7 @@ def _outsider_mass(row, outsiders, exponents, BLOCK: tl.constexpr):
     i = tl.arange(0, BLOCK)[:, None]
     for start in range(0, outsiders.count, BLOCK):
         inside = start + i < outsiders.count
-        a = tl.load(outsiders.distances + start + i, mask=inside, other=-1e30)
+        a = tl.load(outsiders.distances + start + i, mask=inside, other=IMPOSSIBLE)
         p, p_own = _outsider_plan(row, exponents, a)
         mass += tl.sum(p, 0).to(tl.float64)
         own += tl.sum(tl.where(inside, p_own, 0.0)).to(tl.float64)
@@ -337,21 +340,31 @@ def _cumulative(square, leak):
 
 @triton.jit
 def _jacobian(
-    row, outsiders, t, exponents, leak, rest, top, BLOCK: tl.constexpr, PRECISION: tl.constexpr
+    row,
+    outsiders,
+    t,
+    exponents,
+    leak,
+    rest,
+    top,
+    alive,
+    BLOCK: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
-    """The negative of the Jacobian of h, (K, K) of type T. ``leak`` is the part of ``rest`` that is
-    due to outsiders."""
+    """The negative of the Jacobian of h, (K, K) of type T, for the thresholds that are ``alive``.
+    ``leak`` is the part of ``rest`` that is due to outsiders."""
     dtype: tl.constexpr = row.best.dtype
     e = _exp(exponents)
-    p = (e / (1.0 + tl.sum(e, 0))).to(dtype)
-    square = outsiders.tied.to(dtype) * p[:, None] * p[None, :]
+    best = (e / (1.0 + tl.sum(e, 0))).to(dtype)
+    square = outsiders.tied.to(dtype) * best[:, None] * best[None, :]
     i = tl.arange(0, BLOCK)[:, None]
     for start in range(0, outsiders.count, BLOCK):
         inside = start + i < outsiders.count
-        a = tl.load(outsiders.distances + start + i, mask=inside, other=-1e30)
+        a = tl.load(outsiders.distances + start + i, mask=inside, other=IMPOSSIBLE)
         p, _ = _outsider_plan(row, exponents, a)
         square = tl.dot(tl.trans(p), p, square, input_precision=PRECISION)
-    matrix = (_cumulative(square, leak) / rest[:, None]).to(dtype)
+    per_rest, per_top = 1.0 / rest, 1.0 / top
+    matrix = (_cumulative(square, leak) * per_rest[:, None]).to(dtype)
     # The product of a large weight and a large tail is multiplied with a small tail.
     longest: tl.constexpr = 1e300 if dtype == tl.float64 else 1e30
     at, other = row.column[:, None], row.column[None, :]
@@ -360,15 +373,14 @@ def _jacobian(
         tail = _beyond(after, p)
         upper = tl.where(exists, tl.where(after, 1.0 - tail, tail), 0.0)
         lower = tl.where(exists, tl.where(after, tail, 1.0 - tail), 0.0)
-        leaks = tl.where(after, top[None, :], rest[None, :])
-        a = tl.trans((lower / leaks).to(dtype))
+        per_leak = tl.where(after, per_top[None, :], per_rest[None, :])
+        a = tl.trans((lower * per_leak).to(dtype))
         matrix_before = tl.dot(a, upper.to(dtype), input_precision=PRECISION)
-        a = tl.trans(tl.minimum(upper / leaks, longest).to(dtype))
+        a = tl.trans(tl.minimum(upper * per_leak, longest).to(dtype))
         matrix_after = tl.dot(a, lower.to(dtype), input_precision=PRECISION)
         matrix += tl.where(other <= at, matrix_before, matrix_after)
-    alive = _is_finite(rest)[:, None]
-    matrix = tl.where(alive & row.valid[None, :], matrix, 0.0)
-    return tl.where((at == other) & ~alive, 1.0, matrix)
+    matrix = tl.where(alive[:, None] & row.valid[None, :], matrix, 0.0)
+    return tl.where((at == other) & ~alive[:, None], 1.0, matrix)
 
 
 @triton.jit
@@ -380,7 +392,8 @@ def _inverse(row, matrix):
         right = tl.sum(tl.where(at == c, matrix, 0.0), 0)
         left = tl.sum(tl.where(other == c, matrix, 0.0), 1)
         diagonal = tl.sum(tl.where(here, right, 0.0), 0)
-        scale = tl.where(tl.abs(diagonal) > 1e-14, 1.0 / diagonal, 0.0)
+        regular = tl.abs(diagonal) > 1e-14
+        scale = tl.where(regular, 1.0 / tl.where(regular, diagonal, 1.0), 0.0)
         right = tl.where(here, 1.0, right) * scale
         left = tl.where(here, -1.0, left)
         matrix = tl.where((at == c) | (other == c), 0.0, matrix) - left[:, None] * right[None, :]
@@ -398,6 +411,7 @@ def _solve(row, outsiders, BLOCK: tl.constexpr, PRECISION: tl.constexpr):
     dtype: tl.constexpr = row.best.dtype
     precision: tl.constexpr = 2.2e-16 if dtype == tl.float64 else 1.2e-7
     smallest: tl.constexpr = 2.3e-308 if dtype == tl.float64 else 1.2e-38
+    matrix_error: tl.constexpr = 1e-8 if dtype == tl.float64 else 1e-3
     K: tl.constexpr = row.column.shape[0]
     following = tl.load(row.pivots + row.column + 1, mask=row.valid, other=0.0).to(tl.float64)
     t = -0.5 * _distance(row.pivot - following, row.rate)
@@ -418,28 +432,40 @@ def _solve(row, outsiders, BLOCK: tl.constexpr, PRECISION: tl.constexpr):
             rest = up + leak
             # Outsiders underflow in T. Where both leaks are about that small a threshold is
             # decided: any place is right to rounding, and there is nothing to solve.
-            decided = ~row.valid | (tl.maximum(rest, down) < 1e8 * smallest)
-            rest = tl.where(decided, float("inf"), tl.maximum(rest, 1e-307))
-            top = tl.where(decided, float("inf"), tl.maximum(down, 1e-307))
-            h = tl.where(decided, 0.0, tl.log(tl.where(decided, 1.0, rest / top)))
+            alive = row.valid & (tl.maximum(rest, down) >= 1e8 * smallest)
+            rest = tl.where(alive, tl.maximum(rest, 1e-307), 1.0)
+            top = tl.where(alive, tl.maximum(down, 1e-307), 1.0)
+            h = tl.log(rest / top)
             new_norm = tl.max(tl.where(_is_finite(h), tl.abs(h), float("inf")), 0)
+            finished = new_norm <= precision
             if new_norm < norm:
-                # A matrix that takes a digit off per step is good for another one.
-                if (new_norm >= 0.1 * norm) | (norm_of_matrix == float("inf")):
-                    matrix = _jacobian(
-                        row, outsiders, trial, exponents, leak, rest, top, BLOCK, PRECISION
-                    )
-                    inverse = _inverse(row, matrix)
-                    norm_of_matrix = new_norm
-                norm = new_norm
                 t = trial
-                trial = t + tl.sum(inverse * h.to(dtype)[None, :], 1).to(tl.float64)
+                if not finished:
+                    # A matrix that takes a digit off per step is good for another one.
+                    if (new_norm >= 0.1 * norm) | (norm_of_matrix == float("inf")):
+                        matrix = _jacobian(
+                            row,
+                            outsiders,
+                            t,
+                            exponents,
+                            leak,
+                            rest,
+                            top,
+                            alive,
+                            BLOCK,
+                            PRECISION,
+                        )
+                        inverse = _inverse(row, matrix)
+                        norm_of_matrix = new_norm
+                    trial = t + tl.sum(inverse * h.to(dtype)[None, :], 1).to(tl.float64)
+                    # The error after a step is about that before it times that of the matrix.
+                    finished = new_norm * (norm_of_matrix + matrix_error) <= 0.06 * precision
+                norm = new_norm
                 phase = tl.where(norm > 1.0, SWEEP, BALANCE)
-                # The error after a step is about that before it times that of the matrix.
-                if norm * (norm_of_matrix + 1e-4) <= 0.06 * precision:
+                if finished:
                     # A leak of many elements is known to its own rounding, and the columns of the
                     # plan show it: that takes a last iteration.
-                    running = tl.max(tl.where(decided, 0.0, rest), 0) > 1.0
+                    running = tl.max(tl.where(alive, rest, 0.0), 0) > 1.0
                     phase = tl.full((), TOUCH_UP, tl.int32)
             else:
                 # Not seen in practice. A sweep by itself always makes progress.
@@ -481,12 +507,8 @@ def solve(
     PRECISION: tl.constexpr,
 ):
     """The ``plan`` (rows, n, k), the ``offsets`` (rows, k) of its thresholds and whether they have
-    ``converged`` (rows), from what `sort_out` has written.
-
-    Several programs may share the work on the plan of a row: each solves for the thresholds.
-    """
+    ``converged`` (rows), from what `sort_out` has written."""
     index = tl.program_id(0).to(tl.int64)
-    part, parts = tl.program_id(1), tl.num_programs(1)
     x += index * n
     if mask is not None:
         mask += index * n
@@ -504,26 +526,26 @@ def solve(
     if last > first:
         listed = Outsiders(outsiders + index * n, tl.load(census + 3), tl.load(census + 4))
         t, has_converged = _solve(row, listed, BLOCK, PRECISION)
-    if part == 0:
-        tl.store(offsets + index * k + row.column, t, mask=row.column < k)
-        tl.store(converged + index, has_converged)
+    tl.store(offsets + index * k + row.column, t, mask=row.column < k)
+    tl.store(converged + index, has_converged)
 
     column = row.column[None, :]
     exponents = _best_outsider(row, t)
+    share = 1.0 / tl.maximum(first, 1).to(DTYPE)
     i = tl.arange(0, BLOCK)[:, None]
-    for start in range(part * BLOCK, n, parts * BLOCK):
+    for start in range(0, n, BLOCK):
         at = start + i
         v = _load_scores(x, mask, at, at < n, LARGEST, DTYPE)
-        is_sorted = v > row.best
-        a = tl.maximum(tl.where(is_sorted, 0.0, (v - row.best) / tau), -1e30)
-        p, own = _outsider_plan(row, exponents, a)
-        p = tl.where(column == last, own, p)
-        p = tl.where(is_sorted | (v == float("-inf")), 0.0, p)
-        p = tl.where((v == float("inf")) & (column < first), 1.0 / first.to(DTYPE), p)
-        p = tl.where((first < 0) & (v != float("-inf")), float("nan"), p)
-        elsewhere = is_sorted & (v < float("inf")) & (column >= first) & (column <= last)
+        is_finite = _is_finite(v)
+        is_sorted = is_finite & (v > row.best)
+        a = (tl.where(is_finite, v, row.best) - row.best) / tau
+        p, own = _outsider_plan(row, exponents, tl.maximum(a, IMPOSSIBLE))
+        p = tl.where(is_finite & ~is_sorted, tl.where(column == last, own, p), 0.0)
+        p = tl.where((v == float("inf")) & (column < first), share, p)
+        p = tl.where((v != float("-inf")) & (first < 0), float("nan"), p)
+        elsewhere = is_sorted & (column >= first) & (column <= last)
         tl.store(plan + at.to(tl.int64) * k + column, p, mask=(at < n) & (column < k) & ~elsewhere)
-    for start in range(part * CHUNK, sorted_count, parts * CHUNK):
+    for start in range(0, sorted_count, CHUNK):
         r = start + tl.arange(0, CHUNK)[:, None]
         exists = r < sorted_count
         at = tl.load(sorted_elements + r, mask=exists, other=0)
@@ -641,7 +663,7 @@ def gradient(
         v = _load_scores(x, mask, at, at < n, LARGEST, DTYPE)
         v = tl.where(_is_finite(v), v, low)
         is_sorted = v > row.best
-        a = tl.where(is_sorted, 0.0, tl.maximum((v - row.best) / tau, -1e30))
+        a = tl.where(is_sorted, 0.0, tl.maximum((v - row.best) / tau, IMPOSSIBLE))
         matters = ~is_sorted & (a >= -reach)
         if tl.max(matters.to(tl.int32)) > 0:
             p, _ = _outsider_plan(row, exponents, a)
@@ -682,7 +704,7 @@ def gradient(
         v = _load_scores(x, mask, at, at < n, LARGEST, DTYPE)
         v = tl.where(_is_finite(v), v, low)
         is_sorted = v > row.best
-        a = tl.where(is_sorted, 0.0, tl.maximum((v - row.best) / tau, -1e30))
+        a = tl.where(is_sorted, 0.0, tl.maximum((v - row.best) / tau, IMPOSSIBLE))
         moves = ~is_sorted & (a >= (-745.0 if DTYPE == tl.float64 else -104.0))
         slope = tl.zeros((BLOCK, 1), DTYPE)
         if tl.max(moves.to(tl.int32)) > 0:
