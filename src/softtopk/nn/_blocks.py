@@ -329,7 +329,9 @@ class _Kernels:
         dtype = self.query.dtype
         dtype = dtype if dtype in IN_PLACE_DTYPES else torch.float32
         self.own = self.query.new_empty(2, size)
-        self.full = self.own if dtype == self.own.dtype else self.own.new_empty(2, size, dtype=dtype)
+        self.full = (
+            self.own if dtype == self.own.dtype else self.own.new_empty(2, size, dtype=dtype)
+        )
         self.roots = roots
         if roots is None:
             self.roots = self.own.new_empty(*self.query.shape[:-1], 2, dtype=compute_dtype(dtype))
@@ -390,4 +392,3 @@ def _product(left: Tensor, right: Tensor, memory: Tensor) -> Tensor:
 def _converted(x: Tensor, memory: Tensor) -> Tensor:
     """``x`` in the dtype of ``memory``, and there if that is another one."""
     return x if x.dtype == memory.dtype else memory[: x.numel()].view(x.shape).copy_(x)
-

@@ -554,8 +554,8 @@ def solve(
         after, p, own = _sorted_plan(row, t, v, s, exists)
         to = plan + at.to(tl.int64) * k
         rank = column + after.to(tl.int32)
-        tl.store(to + rank, p, mask=exists & row.valid[None, :] & (rank < k))
-        tl.store(to + s, own, mask=exists)
+        tl.store(to + rank, p.to(DTYPE), mask=exists & row.valid[None, :] & (rank < k))
+        tl.store(to + s, own.to(DTYPE), mask=exists)
 
 
 # The derivative.
@@ -577,10 +577,11 @@ def _outsider_gradients(row, grad, at, inside, k, DTYPE: tl.constexpr):
 def _sorted_gradients(row, grad, at, s, after, exists, k):
     """``grad`` of sorted elements (CHUNK, K), measured from that of their own rank."""
     at = at.to(tl.int64) * k
-    own = tl.load(grad + at + s, mask=exists, other=0.0).to(tl.float64)
+    own = tl.load(grad + at + s, mask=exists, other=0.0).to(row.best.dtype).to(tl.float64)
     rank = row.column[None, :] + after.to(tl.int32)
     exists = exists & row.valid[None, :]
-    g = tl.load(grad + at + rank, mask=exists & (rank < k), other=0.0).to(tl.float64)
+    g = tl.load(grad + at + rank, mask=exists & (rank < k), other=0.0)
+    g = g.to(row.best.dtype).to(tl.float64)  # bfloat16 knows no float64
     return tl.where(exists, g - own, 0.0)
 
 
@@ -726,4 +727,4 @@ def gradient(
         mean = tl.sum(p * free, 1, keep_dims=True)
         mean_rank = tl.sum(p * rank, 1, keep_dims=True)
         slope = tl.sum(p * rank * free, 1, keep_dims=True) - mean * mean_rank
-        tl.store(grad_x + at, slope * rate, mask=exists)
+        tl.store(grad_x + at, (slope * rate).to(DTYPE), mask=exists)
