@@ -60,10 +60,7 @@ def configuration(n: int, rows: int, dtype: torch.dtype, device: Device) -> Shor
     together = max(1, TILE // columns)
     if rows < together * device.multiprocessors:
         together = 1  # rather a program for every row than none for some multiprocessors
-    elements = together * columns
-    per_thread = 8 if elements <= TILE else 16
-    warps = _warps(elements, 4 if double else per_thread, device)
-    return Short(warps, together, columns)
+    return Short(_warps(together * columns, 4 if double else 8, device), together, columns)
 
 
 class Ranks(NamedTuple):

@@ -49,10 +49,11 @@ def _sides(v, d, pivot, k):
     rest."""
     above = tl.sum((v > pivot).to(tl.int32), 1, keep_dims=True)
     tied = tl.sum((v == pivot).to(tl.int32), 1, keep_dims=True)
-    share = (k - above) / tl.maximum(tied, 1)
+    # Divided in the dtype: a division in float64 is a call, which needs registers of its own.
+    share = (k - above).to(d.dtype) / tl.maximum(tied, 1).to(d.dtype)
     best = tl.max(tl.where(v < pivot, d, float("-inf")), 1, keep_dims=True)
     best = tl.where(tied * (1.0 - share) > 0.0, 0.0, best).to(d.dtype)
-    return tied.to(d.dtype), share.to(d.dtype), best
+    return tied.to(d.dtype), share, best
 
 
 @triton.jit
@@ -202,11 +203,18 @@ def backward(
     leak_top = tl.sum(leak_top, 1, keep_dims=True)
     tiny = smallest(DOUBLE)
     weight = leak * kept / tl.maximum(tl.where(below, leak_rest, leak_top), tiny)
-    weight = tl.where(alive & is_finite(d), weight, 0.0)
+    weight = tl.where(alive, weight, 0.0)
     total = tl.maximum(tl.sum(weight, 1, keep_dims=True), tiny)
     # s = A (1 - A) is the weight times the mass that leaks, the same on both sides at the root.
     mass = odds(t, DOUBLE) * leak_top
-    # Not before here: registers are scarce.
+    # Registers are scarce: what needs no gradient is done before that is loaded.
+    if MODE == "softmax":
+        a = share_of(v, pivot, odds(best - t, DOUBLE) * leak, kept)
+        largest = tl.max(v, 1, keep_dims=True)
+        quotient = tl.exp(v - tl.where(is_finite(largest), largest, 0.0))
+        quotient = quotient / tl.maximum(tl.sum(quotient * a, 1, keep_dims=True), tiny)
+        steepest = column == tl.argmax(weight, 1, keep_dims=True)
+        first = tl.sum(tl.where(steepest, quotient, 0.0), 1, keep_dims=True)
     if MODE == "threshold":
         g = tl.load(grad + row, mask=exists, other=0.0).to(v.dtype)
     else:
@@ -220,15 +228,12 @@ def backward(
         pull = tl.where(alive & is_finite(d), g * tl.where(below, kept, lost), 0.0)
         mean = tl.sum(pull, 1, keep_dims=True) / total
     elif MODE == "softmax":
-        a = share_of(v, pivot, lost, kept)
-        largest = tl.max(v, 1, keep_dims=True)
-        quotient = tl.exp(v - tl.where(is_finite(largest), largest, 0.0))
-        quotient = quotient / tl.maximum(tl.sum(quotient * a, 1, keep_dims=True), tiny)
         g = tl.where(a > 0.0, g, 0.0)
         centre = tl.sum(quotient * a * g, 1, keep_dims=True)
         pull = quotient * (g - centre) * weight * mass
     if grad_tau is not None:
-        z = tl.where(is_finite(d), d - t, 0.0)
+        counts = is_finite(d) if MODE == "log_indicator" else weight > 0.0
+        z = tl.where(counts, d - t, 0.0)
         z_mean = tl.sum(weight * z, 1, keep_dims=True) / total
         if MODE == "threshold":
             slope = -g * z_mean if LARGEST else g * z_mean
@@ -244,8 +249,6 @@ def backward(
         result = weight * (g / total)
     else:
         # From the steepest element, and so that its own distance is exactly zero: see softmax.hpp.
-        steepest = column == tl.argmax(weight, 1, keep_dims=True)
-        first = tl.sum(tl.where(steepest, quotient, 0.0), 1, keep_dims=True)
         g_first = tl.sum(tl.where(steepest, g, 0.0), 1, keep_dims=True)
         distance = (quotient - first) * (g - centre) + first * (g - g_first)
         mean = tl.sum(weight * distance, 1, keep_dims=True) / total

@@ -27,10 +27,10 @@ def load_scores(
 ):
     """Elements in canonical form, in float32 or float64; -inf where they are not ``inside``."""
     low = float("-inf")
-    v = tl.load(x + row * n + column, mask=inside, other=low)
+    v = tl.load(x + row * n + column, mask=inside, other=low if LARGEST else float("inf"))
     v = v.to(tl.float64) if DOUBLE else v.to(tl.float32)
     if not LARGEST:
-        v = tl.where(inside, -v, low)
+        v = -v
     if mask is not None:
         takes_part = tl.load(mask + mask_row * n + column, mask=inside, other=0) != 0
         v = tl.where(takes_part, v, low)
