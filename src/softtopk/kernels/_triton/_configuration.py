@@ -73,8 +73,9 @@ class Ranks(NamedTuple):
 
 
 def rank_configuration(k: int) -> Ranks:
-    # Products of matrices have at least 16 columns.
-    return Ranks(4, max(2, _power_of_two(k + 1)), max(16, _power_of_two(k)), 32)
+    """For ``k`` ranks. Products of matrices have at least 16 columns."""
+    columns = max(16, _power_of_two(k))
+    return Ranks(4 if columns == 16 else 8, _power_of_two(k + 1), columns, 32)
 
 
 def options(cut: Short | Long, device: Device) -> dict[str, int]:
