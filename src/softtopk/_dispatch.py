@@ -93,9 +93,27 @@ def is_readable(*tensors: Tensor) -> bool:
     There are values, no device has to be waited for, and neither a ``torch.func`` transform nor a
     tracer is in the way.
     """
-    if _is_watched() or kernels.is_interpreting():
+    if kernels.is_interpreting():
         return False
-    return all(tensor.is_cpu and is_ordinary(tensor) for tensor in tensors)
+    return all(tensor.is_cpu for tensor in tensors) and is_immediate(*tensors)
+
+
+def is_immediate(*tensors: Tensor) -> bool:
+    """Whether an operation on the tensors is done when it is called, and nothing else with it."""
+    if _is_watched():
+        return False
+    return all(is_ordinary(tensor) and not tensor.is_meta for tensor in tensors)
+
+
+def fits_blocks(*tensors: Tensor, fixed: Sequence[object]) -> bool:
+    """Whether attention may go over its queries in blocks, which has no derivative in the ``fixed``
+    arguments, none in forward mode and none for ``torch.func``."""
+    constants = [value for value in fixed if isinstance(value, Tensor)]
+    return (
+        not may_differentiate(*constants)
+        and is_immediate(*tensors, *constants)
+        and all(tensor.numel() > 0 for tensor in tensors)
+    )
 
 
 def _is_watched() -> bool:

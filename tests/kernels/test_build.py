@@ -18,7 +18,9 @@ ROOT = Path(__file__).resolve().parents[2]
 KERNELS = Path("src", "softtopk", "kernels")
 LIBRARY = "_native.so"
 REASON = "_not_built.txt"
-PYTHON_FILES = {path.name for path in (ROOT / KERNELS).glob("*.py")}
+PYTHON_FILES = {
+    path.relative_to(ROOT / KERNELS).as_posix() for path in (ROOT / KERNELS).rglob("*.py")
+}
 FAILING_COMPILER = {"CC": "false", "CXX": "false"}
 MISSING_COMPILER = {"CC": "no-such-cc", "CXX": "no-such-c++"}
 

@@ -277,6 +277,37 @@ def test_one_launch_each_way_and_nothing_waits(operator, n, monkeypatch):
     assert len(large) <= 2
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_sorted(dtype):
+    scores = torch.randn(2, 40).to(dtype)
+    for options in ({}, {"largest": False, "mask": scores > -1}):
+        with kernels.interpreted():
+            found = outcome_of_ranks(scores, 4, 0.3, **options)
+        with kernels.plain():
+            expected = outcome_of_ranks(scores.double(), 4, 0.3, **options)
+        for one, other, slack in zip(found, expected, (1, 20), strict=True):
+            assert one.dtype is dtype
+            tolerance = slack * TOLERANCE[dtype]
+            torch.testing.assert_close(one.double(), other, rtol=tolerance, atol=tolerance)
+
+
+def outcome_of_ranks(scores, k, eps, **options):
+    scores = scores.clone().requires_grad_()
+    ranks = sorted_soft_topk(scores, k, eps=eps, **options)
+    generator = torch.Generator().manual_seed(0)
+    grad = torch.randn(ranks.shape, generator=generator, dtype=torch.float64).to(ranks.dtype)
+    (slope,) = torch.autograd.grad(ranks, scores, grad)
+    return ranks.detach(), slope * eps
+
+
+def test_launches_of_the_sorted_operator(monkeypatch):
+    scores = torch.randn(3, 30, requires_grad=True)
+    with kernels.interpreted():
+        launches = Launches(monkeypatch)
+        sorted_soft_topk(scores, 4).sum().backward()
+    assert launches.names == ["sort_out", "solve", "gradient"]
+
+
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_the_derivative_can_be_differentiated(operator):
     scores = torch.randn(2, 6, dtype=torch.float64, requires_grad=True)

@@ -29,7 +29,7 @@ anew. Where that is to be differentiated, or eps has a derivative, plain operati
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -55,6 +55,7 @@ from .._dispatch import (
     may_differentiate,
     path_of,
     refuse_forward_mode,
+    triton_for,
 )
 from ._autograd import batch_first, opaque
 from ._rows import (
@@ -63,6 +64,7 @@ from ._rows import (
     algebra_dtype,
     canonical,
     column,
+    compute_dtype,
     distances,
     largest_of,
     per_row,
@@ -73,6 +75,9 @@ from ._rows import (
 from ._sinkhorn import Solver, sinkhorn_of
 from ._transport import ranking_by_sinkhorn
 from ._warnings import warn_of_convergence
+
+if TYPE_CHECKING:
+    from ..kernels._triton import Triton
 
 MAX_STEPS = 40
 #: On an accelerator, look at the state of convergence (a synchronisation) once in this many steps.
@@ -338,8 +343,11 @@ def _plain_indicator(x: Tensor, k: int, tau: Strength) -> Tensor:
 
 def rank_indicator(rows: Rows, k: int) -> Tensor:
     """A (..., n, k) by the exact solver; k > 0."""
-    x, mask, tau, largest = rows.scores, rows.mask, rows.tau, rows.largest
-    path = path_of(x, fixed=(mask, tau))
+    mask, tau, largest = rows.mask, rows.tau, rows.largest
+    path = path_of(rows.given, fixed=(mask, tau))
+    if path == "triton" and _accelerator_for(k, rows.given) is not None:
+        return _RankIndicator.apply(rows.given, mask, k, tau, largest)
+    x = rows.scores
     if path == "native":
         if may_differentiate(x):
             return _RankIndicator.apply(x, mask, k, tau, largest)
@@ -350,12 +358,18 @@ def rank_indicator(rows: Rows, k: int) -> Tensor:
     return _plain_indicator(rows.canonical().scores, k, tau)
 
 
+def _accelerator_for(k: int, *tensors: Tensor) -> Triton | None:
+    """The Triton kernels if they can work on these tensors now, with so many ranks."""
+    accelerator = triton_for(*tensors)
+    return None if accelerator is None or k > accelerator.most_ranks else accelerator
+
+
 def _solve(
     x: Tensor, mask: Tensor | None, k: int, tau: Strength, largest: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """A (..., n, k), and what the derivative by the native library needs of the thresholds: the
     k + 1 best scores in canonical form (..., k + 1), and the offsets (..., k) from the first k."""
-    library = kernels.native() if x.is_cpu and x.numel() else None
+    library = _accelerator_for(k, x) or (kernels.native() if x.is_cpu and x.numel() else None)
     if library is not None:
         mask = None if mask is None else mask.contiguous()
         a, pivots, offsets, converged = library.ranking(dense(x), mask, k, per_row(tau, x), largest)
@@ -384,23 +398,24 @@ def _gradient(
 ) -> Tensor:
     """The derivative of A in the scores, times ``grad`` (..., n, k)."""
     k = grad.shape[-1]
+    wide = x.to(compute_dtype(x.dtype))
     if torch.is_grad_enabled():
-        a = _plain_indicator(canonical(x, mask, largest), k, tau)
-        return torch.autograd.grad(a, x, grad, create_graph=True)[0]
-    library = library_for(x, grad)
+        a = _plain_indicator(canonical(wide, mask, largest), k, tau)
+        return torch.autograd.grad(a, x, grad.to(wide.dtype), create_graph=True)[0]
+    library = _accelerator_for(k, x, grad) or library_for(wide, grad)
     if library is not None:
         mask = None if mask is None else mask.contiguous()
         return library.ranking_gradient(
             dense(x), mask, *thresholds, dense(grad), per_row(tau, x), largest
         )
-    d = rank_distances(canonical(x, mask, largest), k, tau)
+    d = rank_distances(canonical(wide, mask, largest), k, tau)
     grad_d = _pull_back(solve_ranking(d).plan, F.pad(grad, (0, 1)))
     grad_d = grad_d.masked_fill(d.isinf() | x.isinf().unsqueeze(-1), 0.0)  # decided already
-    return grad_d.sum(-1) / (tau if largest else -tau)
+    return (grad_d.sum(-1) / (tau if largest else -tau)).to(x.dtype)
 
 
 class _RankIndicator(torch.autograd.Function):
-    """x (..., n), mask, k, tau, largest -> A (..., n, k), by the native library.
+    """x (..., n), mask, k, tau, largest -> A (..., n, k), by kernels.
 
     Saves the scores and the thresholds, nothing of the size of A.
     """

@@ -24,10 +24,14 @@ _LAYOUTS = {
     "softmax": f"{_SCORES} {_PER_ROW} {_PER_ROW} PP",  # k, tau, a, w
     "hard_softmax": f"{_SCORES} q PP",  # k, w, index
     "softmax_gradient": f"{_SIZE} {_PER_ROW} PPPP",  # tau, w, a, grad, grad_x
+    "softmax_in_place": f"{_SIZE} {_PER_ROW} {_PER_ROW} PP",  # k, tau, x, root
+    "softmax_backward": f"{_SIZE} {_PER_ROW} PPP",  # tau, root, x, grad
     "ranking": f"{_SCORES} q {_PER_ROW} PPPP",  # k, tau, plan, pivot, offset, converged
     "ranking_gradient": f"{_SCORES} q {_PER_ROW} PPPP",  # k, tau, pivot, offset, grad, grad_x
 }
 _SUFFIXES = {torch.float32: "f32", torch.float64: "f64"}
+_IN_PLACE = ("softmax_in_place", "softmax_backward")  # also for bfloat16
+IN_PLACE_DTYPES = (*_SUFFIXES, torch.bfloat16)
 #: The values of Status in csrc/kernels.hpp other than "done".
 _OUT_OF_MEMORY, _SHARED = 1, 2
 
@@ -40,7 +44,7 @@ class Native:
             (name, dtype): _function(library, name, suffix)
             for name in _LAYOUTS
             for dtype, suffix in _SUFFIXES.items()
-        }
+        } | {(name, torch.bfloat16): _function(library, name, "bf16") for name in _IN_PLACE}
         self._pack = {name: struct.Struct(layout).pack for name, layout in _LAYOUTS.items()}
 
     def threshold(
@@ -105,6 +109,23 @@ class Native:
         arrays = _pointer(w), _pointer(a), _pointer(grad), _pointer(grad_x)
         self._call("softmax_gradient", w, *_size(w), *_per_row(tau), *arrays)
         return grad_x
+
+    def softmax_in_place(self, x: Tensor, k: float | Tensor, tau: float | Tensor) -> Tensor:
+        """Make the softmax among the soft top k of the rows ``x`` (..., n), which may be bfloat16.
+
+        Returns their roots (..., 2), by which `softmax_backward` need not solve again.
+        """
+        dtype = torch.float32 if x.dtype == torch.bfloat16 else x.dtype
+        root = x.new_empty(*x.shape[:-1], 2, dtype=dtype)
+        arrays = _pointer(x), _pointer(root)
+        self._call("softmax_in_place", x, *_size(x), *_per_row(k), *_per_row(tau), *arrays)
+        return root
+
+    def softmax_backward(self, x: Tensor, root: Tensor, grad: Tensor, tau: float | Tensor) -> None:
+        """Make the weights of the scores ``x`` (..., n), and of ``grad``, the gradient in these,
+        the one in the scores: in place, in what `softmax_in_place` takes."""
+        arrays = _pointer(root), _pointer(x), _pointer(grad)
+        self._call("softmax_backward", x, *_size(x), *_per_row(tau), *arrays)
 
     def ranking(
         self, x: Tensor, mask: Tensor | None, k: int, tau: float | Tensor, largest: bool

@@ -18,10 +18,11 @@ from .._checks import (
     check_integer,
     check_number,
 )
-from .._dispatch import in_onnx_export, may_differentiate
+from .._dispatch import fits_blocks, in_onnx_export, may_differentiate
 from ..functional import soft_topk_softmax
 from ..functional._softmax import softmax_of_largest, softmax_or_zero
 from ..functional._temperature import common_eps
+from ._blocks import Call, attend_in_blocks
 
 
 @overload
@@ -150,12 +151,31 @@ def soft_topk_attention(
     check_flag("hard", hard)
     shape = _shape_of_scores(query, key, value, enable_gqa)
     check_eps(eps, shape[:-1])
-    scores, mask = _scores_of(query, key, shape, attn_mask, is_causal, scale)
+    scale = max(query.shape[-1], 1) ** -0.5 if scale is None else check_number("scale", scale)
+    _check_mask(attn_mask, is_causal, shape)
+    call = Call(topk, eps, attn_mask, is_causal, scale, hard, shape)
+    whole = need_weights or dropout_p > 0.0 or normalize is not None
+    if not whole and fits_blocks(query, key, value, fixed=(eps, attn_mask)):
+        return attend_in_blocks(query, key, value, call, _attend)
+    return _attend(query, key, value, call, normalize, dropout_p, need_weights)
 
-    if topk >= shape[-1]:
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    call: Call,
+    normalize: Literal["row"] | None = None,
+    dropout_p: float = 0.0,
+    need_weights: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Attention with all scores at once."""
+    topk, eps, hard = call.topk, call.eps, call.hard
+    scores, mask = _scores_of(query, key, call)
+    if topk >= scores.shape[-1]:
         # Ordinary attention. A causal mask leaves every query a key, so that no row is empty.
         masked = scores if mask is None else scores.masked_fill(~mask, -math.inf)
-        weights = masked.softmax(-1) if attn_mask is None else softmax_or_zero(masked)
+        weights = masked.softmax(-1) if call.mask is None else softmax_or_zero(masked)
     elif hard and not may_differentiate(scores, value, eps):
         return _attend_to_few(scores, mask, value, topk, dropout_p, need_weights)
     else:
@@ -176,7 +196,8 @@ def eps_per_head(
     query (N, heads, L, E), key (N, heads, S, E).
     """
     shape = _shape_of_scores(query, key, key, False)
-    scores, mask = _scores_of(query.detach(), key.detach(), shape, attn_mask, False, None)
+    call = Call(topk, 1.0, attn_mask, False, query.shape[-1] ** -0.5, False, shape)
+    scores, mask = _scores_of(query.detach(), key.detach(), call)
     n = shape[-1]
     options: dict[str, Any] = {"width": min(width, n), "dim": -1, "largest": True, "sorted": False}
     masks = [None] * shape[1] if mask is None else mask.expand(shape).unbind(1)
@@ -188,38 +209,33 @@ def eps_per_head(
     )
 
 
-def _scores_of(
-    query: Tensor,
-    key: Tensor,
-    shape: torch.Size,
-    attn_mask: Tensor | None,
-    is_causal: bool,
-    scale: float | None,
-) -> tuple[Tensor, Tensor | None]:
-    """The scores, of the shape given, a floating mask added, and a boolean mask."""
-    check_flag("is_causal", is_causal)
-    scale = max(query.shape[-1], 1) ** -0.5 if scale is None else check_number("scale", scale)
+def _scores_of(query: Tensor, key: Tensor, call: Call) -> tuple[Tensor, Tensor | None]:
+    """The scores, a floating mask added, and a boolean mask."""
     # The scores are the larger tensor: scale before the product.
-    scores = _per_group(query * scale, key.mT)
-    if scores.shape != shape:  # the values have more leading axes
-        scores = scores.expand(shape)
-    if is_causal:
-        if attn_mask is not None:
-            raise ValueError("is_causal=True excludes attn_mask; leave one of them out")
-        return scores, torch.ones(shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    scores = _per_group(query * call.scale, key.mT)
+    if scores.shape != call.shape:  # the values have more leading axes
+        scores = scores.expand(call.shape)
+    if call.is_causal:
+        return scores, torch.ones(call.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    if call.mask is None or call.mask.dtype is torch.bool:
+        return scores, call.mask
+    return scores + call.mask.to(scores.dtype), None
+
+
+def _check_mask(attn_mask: Tensor | None, is_causal: bool, shape: torch.Size) -> None:
+    check_flag("is_causal", is_causal)
     if attn_mask is None:
-        return scores, None
+        return
+    if is_causal:
+        raise ValueError("is_causal=True excludes attn_mask; leave one of them out")
     if not isinstance(attn_mask, Tensor):
         raise TypeError(f"attn_mask must be a torch.Tensor, got {type(attn_mask).__name__}")
     check_broadcast("attn_mask", attn_mask.shape, shape, "the shape (..., L, S) of the scores")
-    if attn_mask.dtype is torch.bool:
-        return scores, attn_mask
-    if not attn_mask.is_floating_point():
+    if not (attn_mask.dtype is torch.bool or attn_mask.is_floating_point()):
         raise TypeError(
             "attn_mask must be boolean (True takes part) or floating (added to the scores), "
             f"got {attn_mask.dtype}; convert with attn_mask.bool()"
         )
-    return scores + attn_mask.to(scores.dtype), None
 
 
 def _per_group(left: Tensor, right: Tensor) -> Tensor:

@@ -63,6 +63,20 @@ def configuration(n: int, rows: int, dtype: torch.dtype, device: Device) -> Shor
     return Short(_warps(together * columns, 4 if double else 8, device), together, columns)
 
 
+class Ranks(NamedTuple):
+    """A program for each row of the sorted operator."""
+
+    warps: int
+    pivots: int  #: a power of two, at least k + 1
+    columns: int  #: a power of two, at least k
+    block: int  #: elements of a pass
+
+
+def rank_configuration(k: int) -> Ranks:
+    # Products of matrices have at least 16 columns.
+    return Ranks(4, max(2, _power_of_two(k + 1)), max(16, _power_of_two(k)), 32)
+
+
 def options(cut: Short | Long, device: Device) -> dict[str, int]:
     """What the compiler is told.
 

@@ -10,10 +10,11 @@ from functools import cache
 from typing import Any, Literal
 
 import torch
+import triton.language as tl
 from torch import Tensor
 
-from . import _long, _short
-from ._configuration import Device, Long, configuration, options
+from . import _long, _ranks, _short
+from ._configuration import Device, Long, configuration, options, rank_configuration
 
 #: What is computed of a row: A, log A, the threshold, or the softmax among the soft top k.
 Quantity = Literal["indicator", "log_indicator", "threshold", "softmax"]
@@ -78,9 +79,100 @@ class Triton:
         call.run(kernel, state=state, grad=grad.contiguous(), grad_x=grad_x, grad_tau=grad_tau)
         return grad_x, grad_tau
 
+    #: The sorted operator keeps matrices of its ranks in registers.
+    most_ranks = 64
+
+    def ranking(
+        self, x: Tensor, mask: Tensor | None, k: int, tau: float | Tensor, largest: bool
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The plan of the first k ranks of the rows ``x`` (..., n), and what the derivative needs:
+        see `Native.ranking`. Two launches: one finds the elements that matter, one solves."""
+        batch = x.shape[:-1]
+        wide = torch.float64 if x.dtype is torch.float64 else torch.float32
+        plan, pivots = x.new_empty(*x.shape, k), x.new_empty(*batch, k + 1, dtype=wide)
+        offsets = x.new_empty(*batch, k, dtype=torch.float64)
+        converged = x.new_empty(batch, dtype=torch.bool)
+        found = {
+            "pivots": pivots,
+            "sorted_elements": x.new_empty(*batch, k, dtype=torch.int32),
+            "outsiders": x.new_empty(x.shape, dtype=wide),
+            "census": x.new_empty(*batch, _ranks.CENSUS.value, dtype=torch.int32),
+        }
+        ranks = rank_configuration(k)
+        self._run_ranks(
+            _ranks.sort_out,
+            (x, mask, k, tau, largest),
+            4,
+            **found,
+            PIVOTS=ranks.pivots,
+            BLOCK=max(ranks.pivots, 128),
+        )
+        self._run_ranks(
+            _ranks.solve,
+            (x, mask, k, tau, largest),
+            ranks.warps,
+            **found,
+            plan=plan,
+            offsets=offsets,
+            converged=converged,
+            K=ranks.columns,
+            BLOCK=ranks.block,
+            PRECISION="ieee",
+        )
+        return plan, pivots, offsets, converged
+
+    def ranking_gradient(
+        self,
+        x: Tensor,
+        mask: Tensor | None,
+        pivots: Tensor,
+        offsets: Tensor,
+        grad: Tensor,
+        tau: float | Tensor,
+        largest: bool,
+    ) -> Tensor:
+        """The derivative of the plan in the scores, times ``grad`` (..., n, k): one launch."""
+        k = grad.shape[-1]
+        grad_x, ranks = torch.empty_like(x), rank_configuration(k)
+        self._run_ranks(
+            _ranks.gradient,
+            (x, mask, k, tau, largest),
+            ranks.warps,
+            pivots=pivots,
+            offsets=offsets,
+            grad=grad,
+            grad_x=grad_x,
+            K=ranks.columns,
+            BLOCK=ranks.block,
+        )
+        return grad_x
+
+    def _run_ranks(
+        self,
+        kernel: Any,
+        problem: tuple[Tensor, Tensor | None, int, float | Tensor, bool],
+        warps: int,
+        **others: Any,
+    ) -> None:
+        x, mask, k, tau, largest = problem
+        with torch.cuda.device_of(x):
+            kernel[(x.numel() // x.shape[-1],)](
+                x=x,
+                mask=mask,
+                tau_values=_per_row(tau, x),
+                n=x.shape[-1],
+                k=k,
+                tau_value=1.0 if isinstance(tau, Tensor) else tau,
+                LARGEST=largest,
+                DTYPE=tl.float64 if x.dtype is torch.float64 else tl.float32,
+                **others,
+                num_warps=warps,
+                enable_fp_fusion=True,
+            )
+
 
 class _Call:
-    """The arguments that the kernels share."""
+    """The arguments that the kernels of the unsorted operators share."""
 
     def __init__(
         self,

@@ -62,7 +62,7 @@ using softtopk::kernels;
 
 // To be raised with every change of the functions below or of the structs of kernels.hpp; the
 // loader checks it.
-SOFTTOPK_EXPORT int32_t softtopk_abi_version() { return 4; }
+SOFTTOPK_EXPORT int32_t softtopk_abi_version() { return 5; }
 
 SOFTTOPK_EXPORT const char* softtopk_instruction_set() { return softtopk::current.load()->name; }
 
@@ -90,5 +90,16 @@ SOFTTOPK_KERNEL(threshold_gradient, ThresholdGradientCall)
 SOFTTOPK_KERNEL(softmax, SoftmaxCall)
 SOFTTOPK_KERNEL(hard_softmax, HardSoftmaxCall)
 SOFTTOPK_KERNEL(softmax_gradient, SoftmaxGradientCall)
+SOFTTOPK_KERNEL(softmax_in_place, SoftmaxInPlaceCall)
+SOFTTOPK_KERNEL(softmax_backward, SoftmaxBackwardCall)
 SOFTTOPK_KERNEL(ranking, RankingCall)
 SOFTTOPK_KERNEL(ranking_gradient, RankingGradientCall)
+
+#define SOFTTOPK_SHORT_KERNEL(name, Call)                        \
+    SOFTTOPK_EXPORT int32_t softtopk_##name##_bf16(              \
+        const softtopk::Call<float, softtopk::BFloat16>* call) { \
+        return softtopk::current.load()->bf16.name(*call);       \
+    }
+
+SOFTTOPK_SHORT_KERNEL(softmax_in_place, SoftmaxInPlaceCall)
+SOFTTOPK_SHORT_KERNEL(softmax_backward, SoftmaxBackwardCall)

@@ -2,21 +2,20 @@
 
 // A of a row whose threshold is finite: sigmoid((x - pivot) / tau - offset).
 template <class T>
-void indicator(const T* x, int64_t n, Root<T> root, T tau, T* a, int threads,
-               const Scratch<T>& scratch) {
+struct Sigmoid {
     using S = Vector<T>;
     using V = typename S::V;
-    const T rate = 1 / tau;
-    each_piece(n, threads, scratch, [=](int64_t begin, int64_t end, auto&) {
-        const auto sigmoid = [=](V v) {
-            const V z = (v - root.pivot) * rate - root.offset;
-            if (bits_of<T>(z >= S::all(ExpConstants<T>::lowest)) == 0) return S::all(0);
-            const V e = exp_of_negative<T>(negative_of<T>(z));
-            return S::select(z < S::all(0), e, S::all(1)) / (e + T(1));
-        };
-        each_vector<T>(begin, end, [=](auto at) { at.write(a, sigmoid(at.read(x, T(0)))); });
-    });
-}
+    T pivot, offset, rate;
+
+    Sigmoid(Root<T> root, T tau) : pivot(root.pivot), offset(root.offset), rate(1 / tau) {}
+
+    SOFTTOPK_INLINE V operator()(V v) const {
+        const V z = (v - pivot) * rate - offset;
+        if (bits_of<T>(z >= S::all(ExpConstants<T>::lowest)) == 0) return S::all(0);
+        const V e = exp_of_negative<T>(negative_of<T>(z));
+        return S::select(z < S::all(0), e, S::all(1)) / (e + T(1));
+    }
+};
 
 // A of a row whose threshold is infinite or NaN.
 template <class T>
@@ -36,11 +35,11 @@ void decided(const T* x, int64_t n, Root<T> root, T* a) {
 template <class T>
 void write_indicator(const T* x, int64_t n, Root<T> root, T tau, T* a, int threads,
                      const Scratch<T>& scratch) {
-    if (std::isfinite(root.pivot)) {
-        indicator(x, n, root, tau, a, threads, scratch);
-    } else {
-        decided(x, n, root, a);
-    }
+    if (!std::isfinite(root.pivot)) return decided(x, n, root, a);
+    const Sigmoid<T> share(root, tau);
+    each_piece(n, threads, scratch, [=](int64_t begin, int64_t end, auto&) {
+        each_vector<T>(begin, end, [=](auto at) { at.write(a, share(at.read(x, T(0)))); });
+    });
 }
 
 // Whether infinite scores share places.

@@ -114,6 +114,29 @@ struct SoftmaxGradientCall {
     T* grad_x;              // (rows, n)
 };
 
+// The two in place, for rows of E: T itself, or a shorter type. The derivative starts from scores
+// and roots again, so that of a row only its root has to be kept.
+struct BFloat16 {
+    uint16_t bits;
+};
+
+template <class T, class E = T>
+struct SoftmaxInPlaceCall {
+    Size size;
+    PerRow k, tau;
+    E* x;     // (rows, n): scores, which become w
+    T* root;  // (rows, 2): pivot and offset
+};
+
+template <class T, class E = T>
+struct SoftmaxBackwardCall {
+    Size size;
+    PerRow tau;
+    const T* root;  // (rows, 2)
+    E* x;           // (rows, n): scores, which become w
+    E* grad;        // (rows, n): in w, which becomes that in the scores
+};
+
 // The sorted operator. What backward needs of a row are its k + 1 best scores as the solver sees
 // them (largest wanted, -inf where there are no more) and the thresholds, measured from the first k
 // of these in units of tau. In double, since their roundings add up over the ranks.
@@ -146,14 +169,22 @@ struct Kernels {
     Status (*softmax)(const SoftmaxCall<T>&);
     Status (*hard_softmax)(const HardSoftmaxCall<T>&);
     Status (*softmax_gradient)(const SoftmaxGradientCall<T>&);
+    Status (*softmax_in_place)(const SoftmaxInPlaceCall<T>&);
+    Status (*softmax_backward)(const SoftmaxBackwardCall<T>&);
     Status (*ranking)(const RankingCall<T>&);
     Status (*ranking_gradient)(const RankingGradientCall<T>&);
+};
+
+struct ShortKernels {
+    Status (*softmax_in_place)(const SoftmaxInPlaceCall<float, BFloat16>&);
+    Status (*softmax_backward)(const SoftmaxBackwardCall<float, BFloat16>&);
 };
 
 struct InstructionSet {
     const char* name;
     Kernels<float> f32;
     Kernels<double> f64;
+    ShortKernels bf16;
 };
 
 // Null where it has not been compiled in.

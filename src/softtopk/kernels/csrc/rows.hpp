@@ -155,6 +155,27 @@ const T* canonical(const Scores<T>& scores, int64_t row, int threads, const Scra
     return to;
 }
 
+// A row of E as one of T: itself, or a copy in `to`.
+template <class T>
+T* opened(T* row, int64_t, T*) {
+    return row;
+}
+inline float* opened(const BFloat16* row, int64_t n, float* to) {
+    for (int64_t i = 0; i < n; ++i) to[i] = bit_cast<float>(uint32_t{row[i].bits} << 16);
+    return to;
+}
+
+// The way back, rounded to the nearest, and of two that are as near to the even one.
+template <class T>
+void close(const T*, int64_t, T*) {}
+inline void close(const float* from, int64_t n, BFloat16* row) {
+    for (int64_t i = 0; i < n; ++i) {
+        const auto bits = bit_cast<uint32_t>(from[i]);
+        const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+        row[i].bits = static_cast<uint16_t>(from[i] == from[i] ? rounded : 0x7fc0);
+    }
+}
+
 // How many lists the scratch space of a solver needs.
 template <class T>
 int lists_for(const Scores<T>& scores) {

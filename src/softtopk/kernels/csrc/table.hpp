@@ -21,10 +21,14 @@
 
 template <class T>
 Kernels<T> kernels() {
-    return {threshold<T>, threshold_gradient<T>, softmax<T>, hard_softmax<T>, softmax_gradient<T>,
-            ranking<T>,   ranking_gradient<T>};
+    return {threshold<T>,        threshold_gradient<T>, softmax<T>,          hard_softmax<T>,
+            softmax_gradient<T>, softmax_in_place<T>,   softmax_backward<T>, ranking<T>,
+            ranking_gradient<T>};
 }
 
 inline InstructionSet table(const char* name) {
-    return {name, kernels<float>(), kernels<double>()};
+    return {name,
+            kernels<float>(),
+            kernels<double>(),
+            {softmax_in_place<float, BFloat16>, softmax_backward<float, BFloat16>}};
 }

@@ -123,12 +123,28 @@ SOFTTOPK_INLINE typename Vector<T>::V negative_of(typename Vector<T>::V x) {
     return bit_cast<typename Vector<T>::V>(bit_cast<M>(x) | sign);
 }
 
-// All lanes combined by `op`, pairwise.
-template <class T, class Op>
-SOFTTOPK_INLINE T reduce(typename Vector<T>::V v, Op op) {
-    T lanes[Vector<T>::width];
-    store(lanes, v);
-    for (int half = Vector<T>::width / 2; half > 0; half /= 2) {
+// All lanes of type L combined by `op`, pairwise: the halves of a vector as long as it is a long
+// one, which goes from register to register, then one by one.
+#if defined(__GNUC__) && !defined(SOFTTOPK_SCALAR)
+template <class L, int bytes>
+struct Halves {
+    typedef L Half __attribute__((vector_size(bytes / 2)));
+    Half low, high;
+};
+#endif
+
+template <class L, class V, class Op>
+SOFTTOPK_INLINE L reduce(V v, Op op) {
+    constexpr int width = sizeof(V) / sizeof(L);
+#if defined(__GNUC__) && !defined(SOFTTOPK_SCALAR)
+    if constexpr (sizeof(V) > 16) {
+        const auto halves = bit_cast<Halves<L, sizeof(V)>>(v);
+        return reduce<L>(op(halves.low, halves.high), op);
+    }
+#endif
+    L lanes[width];
+    std::memcpy(lanes, &v, sizeof(v));
+    for (int half = width / 2; half > 0; half /= 2) {
         for (int i = 0; i < half; ++i) lanes[i] = op(lanes[i], lanes[i + half]);
     }
     return lanes[0];
@@ -136,28 +152,23 @@ SOFTTOPK_INLINE T reduce(typename Vector<T>::V v, Op op) {
 
 template <class T>
 SOFTTOPK_INLINE T sum_of_lanes(typename Vector<T>::V v) {
-    return reduce<T>(v, [](T a, T b) { return a + b; });
+    return reduce<T>(v, [](auto a, auto b) { return a + b; });
 }
 
 template <class T>
 SOFTTOPK_INLINE T largest_lane(typename Vector<T>::V v) {
-    return reduce<T>(v, [](T a, T b) { return a > b ? a : b; });
+    return reduce<T>(v, [](auto a, auto b) { return a > b ? a : b; });
 }
 
 template <class T>
 SOFTTOPK_INLINE T smallest_lane(typename Vector<T>::V v) {
-    return reduce<T>(v, [](T a, T b) { return a < b ? a : b; });
+    return reduce<T>(v, [](auto a, auto b) { return a < b ? a : b; });
 }
 
 // The sum over the lanes of what Vector<T>::count has counted.
 template <class T>
 SOFTTOPK_INLINE int64_t sum_of_counts(typename Vector<T>::M counts) {
-    typename Integer<T>::type lanes[Vector<T>::width];
-    std::memcpy(lanes, &counts, sizeof(counts));
-    for (int half = Vector<T>::width / 2; half > 0; half /= 2) {
-        for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
-    }
-    return lanes[0];
+    return reduce<typename Integer<T>::type>(counts, [](auto a, auto b) { return a + b; });
 }
 
 // The mask as one bit per lane, lane 0 lowest.
