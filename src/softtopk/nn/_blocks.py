@@ -1,9 +1,9 @@
 """Attention in blocks of queries, so that nothing of the size queries x keys is made or kept.
 
-The scores of a block stay in the cache of a core: they are formed, weighted, applied to the values
-and forgotten. The backward pass forms them again. With the native library every query keeps its
-threshold, so that this is solved for only once. Without it a block is attention as it is written
-down, and its derivative is that of autograd.
+The scores of a block stay in a cache: they are formed, weighted, applied to the values and
+forgotten. The backward pass forms them again. With the native library each query keeps its
+threshold, so that it is solved for once. Without the library, and for ``hard``, a block is
+attention as it is written down, and its derivative is that of autograd.
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ from torch import Tensor
 from .. import kernels
 from .._checks import Strength
 from .._dispatch import dense, is_immediate, library_for, may_differentiate
-from ..kernels import IN_PLACE_DTYPES
 from ..functional._rows import compute_dtype, per_row, temperature
 
-#: Scores in a block, and on other devices than a CPU, where a launch costs more than a small one.
-CPU_BLOCK, BLOCK = 2**20, 2**24
+#: Bytes of a block of scores on a CPU: between 1 and 8 MiB the time is nearly the same, and fewer
+#: blocks mean fewer times that threads wait for each other.
+CPU_BLOCK = 2**22
+#: On other devices, where many small operations take longer.
+BLOCK = 2**26
+#: Queries in a block with a mask: keys that none of them sees are left out.
 MASKED_ROWS = 128
 
 
@@ -39,13 +42,14 @@ class Call(NamedTuple):
     shape: torch.Size  #: of the scores (..., L, S), with all leading axes
 
 
+Inputs = tuple[Tensor, Tensor, Tensor]  # query, key and value
 AtOnce = Callable[[Tensor, Tensor, Tensor, Call], Any]
 
 
 def attend_in_blocks(
     query: Tensor, key: Tensor, value: Tensor, call: Call, at_once: AtOnce
 ) -> Tensor:
-    """(..., L, Ev). ``at_once`` does the same with all scores."""
+    """(..., L, Ev). ``at_once`` does the same with all scores at once."""
     device = query.device.type
     if torch.is_autocast_enabled(device):
         low = torch.get_autocast_dtype(device)  # of products, other than those of float64
@@ -54,7 +58,15 @@ def attend_in_blocks(
         )
     if may_differentiate(query, key, value):
         return _InBlocks.apply(query, key, value, call, at_once)
+    if call.shape.numel() <= _block_size(query):
+        with torch.autocast(device, enabled=False):
+            return at_once(query, key, value, call)
     return _forward(_Blocks(query, key, value, call), at_once)[0]
+
+
+def _block_size(query: Tensor) -> int:
+    """Scores in a block."""
+    return (CPU_BLOCK if query.is_cpu else BLOCK) // query.itemsize
 
 
 class _InBlocks(torch.autograd.Function):
@@ -73,27 +85,24 @@ class _InBlocks(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        *inputs, mask, eps, roots = ctx.saved_tensors
+        query, key, value, mask, eps, roots = ctx.saved_tensors
+        inputs = query, key, value
         call = ctx.call._replace(mask=mask, eps=ctx.call.eps if eps is None else eps)
         needed = ctx.needs_input_grad[:3]
         if torch.is_grad_enabled() or not is_immediate(grad):
-            found = _differentiable(inputs, grad, needed, call, ctx.at_once)
+            found = _gradients(partial(ctx.at_once, call=call), inputs, grad, needed)
         else:
             found = _backward(inputs, grad, needed, call, roots, ctx.at_once)
         return *found, None, None
 
 
-def _differentiable(
-    inputs: Sequence[Tensor],
-    grad: Tensor,
-    needed: Sequence[bool],
-    call: Call,
-    at_once: AtOnce,
+def _gradients(
+    attend: Callable[..., Tensor], inputs: Sequence[Tensor], grad: Tensor, needed: Sequence[bool]
 ) -> list[Tensor | None]:
-    """The gradients with all scores, by operations that have derivatives themselves."""
+    """By autograd, and with derivatives of their own if those are asked for."""
     again = torch.is_grad_enabled()
     with torch.enable_grad(), torch.autocast(grad.device.type, enabled=False):
-        output = at_once(*inputs, call)
+        output = attend(*inputs)
         wanted = [x for x, need in zip(inputs, needed, strict=True) if need]
         found = iter(torch.autograd.grad(output, wanted, grad, create_graph=again))
         return [next(found) if need else None for need in needed]
@@ -120,9 +129,9 @@ class _Blocks:
         if isinstance(self.eps, Tensor):
             self.eps = self.eps.expand(call.shape[:-1]).reshape(-1, length)
         self.mask = None if call.mask is None else _Mask(call.mask, batch)
-        size = CPU_BLOCK * torch.get_num_threads() // query.itemsize if query.is_cpu else BLOCK
-        longest = length if call.mask is None and not call.is_causal else MASKED_ROWS
-        self.rows = min(length, longest, max(1, size // n))
+        most = length if call.mask is None and not call.is_causal else MASKED_ROWS
+        size = _block_size(query)
+        self.rows = min(length, most, max(1, size // n))
         self.units = min(len(self.query), max(1, size // (self.rows * n)))
 
     @property
@@ -133,21 +142,16 @@ class _Blocks:
             return None
         return library_for(self.query, self.key, self.value)
 
-    def __iter__(self) -> Iterator[_Block]:
-        for units in self.groups():
-            yield from self.of(units)
-
     def groups(self) -> list[slice]:
-        """Units whose blocks come together."""
+        """Units that are together in blocks."""
         return _slices(len(self.query), self.units)
 
     def of(self, units: slice) -> Iterator[_Block]:
-        length, n = self.call.shape[-2:]
-        for rows in _slices(length, self.rows):
-            yield self._block(units, rows, n)
+        return (self._block(units, rows) for rows in _slices(self.call.shape[-2], self.rows))
 
-    def _block(self, units: slice, rows: slice, n: int) -> _Block:
+    def _block(self, units: slice, rows: slice) -> _Block:
         """With the keys that some of its queries see, as far as that is known at no cost."""
+        n = self.call.shape[-1]
         if self.call.is_causal:
             keys = slice(0, min(rows.stop, n))
             size = rows.stop - rows.start, keys.stop
@@ -165,18 +169,9 @@ class _Blocks:
         """A float, or (units, rows)."""
         return self.eps[block.units, block.rows] if isinstance(self.eps, Tensor) else self.eps
 
-    def tensors(self, block: _Block) -> tuple[Tensor, Tensor, Tensor]:
+    def tensors(self, block: _Block) -> Inputs:
         units, rows, keys, _ = block
         return self.query[units, rows], self.key[units, keys], self.value[units, keys]
-
-    def attend(self, block: _Block, tensors: Sequence[Tensor], at_once: AtOnce) -> Tensor:
-        """One block by `at_once`."""
-        query, key, _ = tensors
-        shape = torch.Size((*query.shape[:-1], key.shape[-2]))
-        call = self.call._replace(
-            eps=self.eps_of(block), mask=block.mask, is_causal=False, shape=shape
-        )
-        return at_once(*tensors, call)
 
 
 class _Mask:
@@ -231,22 +226,19 @@ def _span(columns: Tensor) -> slice:
 
 
 def _forward(blocks: _Blocks, at_once: AtOnce) -> tuple[Tensor, Tensor | None]:
-    """The output, and the roots of the queries, or None."""
+    """The output, and the roots of the queries if the library has found them."""
     value, library = blocks.value, blocks.library
+    way = _Plain(blocks, at_once) if library is None else _Native(blocks, library)
     output = value.new_empty(*blocks.query.shape[:-1], value.shape[-1])
     with torch.autocast(value.device.type, enabled=False):
-        native = None if library is None else _Kernels(blocks, library)
-        for block in blocks:
-            part = output[block.units, block.rows]
-            if native is not None:
-                native.attend(block, part)
-            else:
-                part.copy_(blocks.attend(block, blocks.tensors(block), at_once))
-    return output.view(*blocks.call.shape[:-1], -1), None if native is None else native.roots
+        for units in blocks.groups():
+            for block in blocks.of(units):
+                way.attend(block, output[units, block.rows])
+    return output.view(*blocks.call.shape[:-1], -1), way.roots
 
 
 def _backward(
-    inputs: Sequence[Tensor],
+    inputs: Inputs,
     grad: Tensor,
     needed: Sequence[bool],
     call: Call,
@@ -256,112 +248,111 @@ def _backward(
     """The gradients in query, key and value."""
     blocks = _Blocks(*inputs, call)
     library = None if roots is None else blocks.library
+    way = _Plain(blocks, at_once) if library is None else _Native(blocks, library, roots)
     flat = blocks.query, blocks.key, blocks.value
     grads = [torch.empty_like(x) if need else None for x, need in zip(flat, needed, strict=True)]
     grad = dense(grad).view(*blocks.query.shape[:-1], -1)
     with torch.autocast(grad.device.type, enabled=False):
-        add = partial(_add_gradients, blocks, at_once)
-        if library is not None and roots is not None:
-            add = _Kernels(blocks, library, roots).add_gradients
         for units in blocks.groups():
-            sums = [None if x is None else _Sum(x.shape[1]) for x in grads]
+            sums: list[Tensor | None] = [None, None, None]
             for block in blocks.of(units):
-                add(block, grad[units, block.rows], sums)
+                parts = way.gradients(block, grad[units, block.rows], needed)
+                for i, rows in enumerate((block.rows, block.keys, block.keys)):
+                    sums[i] = _added(sums[i], parts[i], rows, flat[i].shape[1])
             for x, total in zip(grads, sums, strict=True):
                 if x is not None and total is not None:
-                    x[units] = total.value
+                    x[units] = total
     return [
         None if x is None else _unflat(x, given.shape, call.shape[:-2])
         for x, given in zip(grads, inputs, strict=True)
     ]
 
 
-class _Sum:
-    """Gradients in some of the rows of a tensor, added up: (units, rows, X) -> (units, length, X)."""
+def _added(total: Tensor | None, part: Tensor | None, rows: slice, length: int) -> Tensor | None:
+    """``total`` (units, length, X), None at first, and ``part``, which is of some of its rows.
 
-    def __init__(self, length: int) -> None:
-        self.length = length
-        self.value = torch.empty(0)
-
-    def add(self, part: Tensor, rows: slice) -> None:
-        if self.value.numel() == 0 and part.shape[1] == self.length:
-            self.value = part  # often the only one
-            return
-        dtype = compute_dtype(part.dtype)
-        if self.value.numel() == 0:
-            self.value = part.new_zeros(part.shape[0], self.length, part.shape[2], dtype=dtype)
-        self.value = self.value.to(dtype)
-        self.value[:, rows] += part
+    In full precision, unless there is nothing to add.
+    """
+    if part is None or (total is None and part.shape[1] == length):
+        return part
+    dtype = compute_dtype(part.dtype)
+    if total is None:
+        total = part.new_zeros(part.shape[0], length, part.shape[2], dtype=dtype)
+    total = total.to(dtype)
+    total[:, rows] += part
+    return total
 
 
-Sums = Sequence[_Sum | None]  # of query, key and value
+class _Plain:
+    """A block with all of its scores, by the operations of torch."""
+
+    roots = None
+
+    def __init__(self, blocks: _Blocks, at_once: AtOnce) -> None:
+        self.blocks, self.at_once = blocks, at_once
+
+    def attend(self, block: _Block, output: Tensor) -> None:
+        output.copy_(self._attend(block, *self.blocks.tensors(block)))
+
+    def gradients(self, block: _Block, grad: Tensor, needed: Sequence[bool]) -> list[Tensor | None]:
+        tensors = [
+            x.detach().requires_grad_(need)
+            for x, need in zip(self.blocks.tensors(block), needed, strict=True)
+        ]
+        return _gradients(partial(self._attend, block), tensors, grad, needed)
+
+    def _attend(self, block: _Block, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        shape = torch.Size((*query.shape[:-1], key.shape[-2]))
+        eps = self.blocks.eps_of(block)
+        call = self.blocks.call._replace(eps=eps, mask=block.mask, is_causal=False, shape=shape)
+        return self.at_once(query, key, value, call)
 
 
-def _add_gradients(
-    blocks: _Blocks, at_once: AtOnce, block: _Block, grad: Tensor, sums: Sums
-) -> None:
-    tensors = [
-        x.detach().requires_grad_(total is not None)
-        for x, total in zip(blocks.tensors(block), sums, strict=True)
-    ]
-    with torch.enable_grad():
-        output = blocks.attend(block, tensors, at_once)
-    wanted = [x for x in tensors if x.requires_grad]
-    found = iter(torch.autograd.grad(output, wanted, grad))
-    for total, places in zip(sums, (block.rows, block.keys, block.keys), strict=True):
-        if total is not None:
-            total.add(next(found), places)
+class _Native:
+    """A block by the native library, which turns scores into weights in place.
 
-
-class _Kernels:
-    """The passes by the native library.
-
-    It computes in float32 or float64. Products are of the dtype of the inputs, and a block is
-    converted in between.
+    Where the library has no such function for the dtype of the inputs, which products are of, a
+    block is converted.
     """
 
     def __init__(
         self, blocks: _Blocks, library: kernels.Native, roots: Tensor | None = None
     ) -> None:
         self.blocks, self.library = blocks, library
-        self.query = blocks.query * blocks.call.scale
-        size = blocks.units * blocks.rows * blocks.call.shape[-1]
-        dtype = self.query.dtype
-        dtype = dtype if dtype in IN_PLACE_DTYPES else torch.float32
-        self.own = self.query.new_empty(2, size)
-        self.full = (
-            self.own if dtype == self.own.dtype else self.own.new_empty(2, size, dtype=dtype)
-        )
-        self.roots = roots
+        self.query = query = blocks.query * blocks.call.scale
         if roots is None:
-            self.roots = self.own.new_empty(*self.query.shape[:-1], 2, dtype=compute_dtype(dtype))
+            roots = query.new_empty(*query.shape[:-1], 2, dtype=compute_dtype(query.dtype))
+        self.roots = roots
+        size = blocks.units * blocks.rows * blocks.call.shape[-1]
+        self.own = self.full = query.new_empty(2, size)
+        if query.dtype not in kernels.IN_PLACE_DTYPES:
+            self.full = query.new_empty(2, size, dtype=roots.dtype)
 
     def attend(self, block: _Block, output: Tensor) -> None:
-        """(units, rows, Ev) into ``output``, and the roots of these queries into ``roots``."""
-        _, key, value = self.blocks.tensors(block)
-        x = self._scores(block, self.query[block.units, block.rows], key)
+        query, key, value = self._tensors(block)
+        x = self._scores(block, query, key)
         root = self.library.softmax_in_place(x, self.blocks.call.topk, self._tau(block, x))
         self.roots[block.units, block.rows] = root
         torch.bmm(_converted(x, self.own[0]), value, out=output)
 
-    def add_gradients(self, block: _Block, grad: Tensor, sums: Sums) -> None:
-        units, rows, keys, _ = block
-        query, (_, key, value) = self.query[units, rows], self.blocks.tensors(block)
+    def gradients(self, block: _Block, grad: Tensor, needed: Sequence[bool]) -> list[Tensor | None]:
+        query, key, value = self._tensors(block)
         x = self._scores(block, query, key)
-        gx = _converted(_product(grad, value.mT, self.own[1]), self.full[1])
-        root = self.roots[units, rows].contiguous()
-        self.library.softmax_backward(x, root, gx, self._tau(block, x))
-        w, gx = _converted(x, self.own[0]), _converted(gx, self.own[1])
-        in_query, in_key, in_value = sums
-        if in_query is not None:
-            in_query.add(torch.bmm(gx, key).mul_(self.blocks.call.scale), rows)
-        if in_key is not None:
-            in_key.add(torch.bmm(gx.mT, query), keys)
-        if in_value is not None:
-            in_value.add(torch.bmm(w.mT, grad), keys)
+        grad_x = _converted(_product(grad, value.mT, self.own[1]), self.full[1])
+        root = self.roots[block.units, block.rows].contiguous()
+        self.library.softmax_backward(x, root, grad_x, self._tau(block, x))
+        w, grad_x = _converted(x, self.own[0]), _converted(grad_x, self.own[1])
+        return [
+            torch.bmm(grad_x, key).mul_(self.blocks.call.scale) if needed[0] else None,
+            torch.bmm(grad_x.mT, query) if needed[1] else None,
+            torch.bmm(w.mT, grad) if needed[2] else None,
+        ]
+
+    def _tensors(self, block: _Block) -> Inputs:
+        """With the query scaled."""
+        return self.query[block.units, block.rows], *self.blocks.tensors(block)[1:]
 
     def _scores(self, block: _Block, query: Tensor, key: Tensor) -> Tensor:
-        """Of the block, -inf where a key takes no part."""
         x = _product(query, key.mT, self.own[0])
         if block.mask is not None:
             _apply(block.mask, x)
@@ -374,6 +365,7 @@ class _Kernels:
 
 
 def _apply(mask: Tensor, scores: Tensor) -> None:
+    """In place: add a floating mask, or fill in -inf where a boolean one has False."""
     if mask.dtype != torch.bool:
         scores += mask.to(scores.dtype)
         return
@@ -390,5 +382,5 @@ def _product(left: Tensor, right: Tensor, memory: Tensor) -> Tensor:
 
 
 def _converted(x: Tensor, memory: Tensor) -> Tensor:
-    """``x`` in the dtype of ``memory``, and there if that is another one."""
+    """``x`` in the dtype of ``memory``: itself, or a copy there."""
     return x if x.dtype == memory.dtype else memory[: x.numel()].view(x.shape).copy_(x)

@@ -181,8 +181,8 @@ def _best_outsider(row, t):
 
 @triton.jit
 def _outsider_plan(row, exponents, a):
-    """Of elements at the distances ``a`` (elements, 1) from the best outsider: the plan of the first
-    ranks (elements, K), and that of their own, the last (elements, 1)."""
+    """Of elements at the distances ``a`` (elements, 1) from the best outsider: the plan of the
+    first ranks (elements, K), and that of their own, the last (elements, 1)."""
     ranks = tl.maximum(row.last - row.column, 0).to(a.dtype)[None, :]
     e = _exp(ranks * a + exponents.to(a.dtype)[None, :])
     own = 1.0 / (1.0 + tl.sum(e, 1, keep_dims=True))
@@ -587,13 +587,13 @@ def _sorted_gradients(row, grad, at, s, after, exists, k):
 
 @triton.jit
 def _sorted_chunk(row, t, x, mask, found, start, count, LARGEST: tl.constexpr, DTYPE: tl.constexpr):
-    """`_sorted_plan` of a chunk of the elements at the places ``found`` (K,), and where these are."""
+    """`_sorted_plan` of a chunk of the elements at the places ``found`` (K,), and their places."""
     r = start + tl.arange(0, CHUNK)[:, None]
     at = tl.sum(tl.where(row.column[None, :] == r, found[None, :], 0), 1, keep_dims=True)
     exists = r < count
     v = _load_scores(x, mask, at, exists, LARGEST, DTYPE).to(tl.float64)
     s = _rank_of(row, v)
-    after, p, own = _sorted_plan(row, t, v, s, exists)
+    after, p, _ = _sorted_plan(row, t, v, s, exists)
     return at, exists, s, after, p
 
 
