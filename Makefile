@@ -25,7 +25,7 @@ ifndef PYTHON
 PYTHON := $(shell python3.11 -c '' 2>/dev/null && echo python3.11 || echo python3)
 endif
 
-.PHONY: help demo test test-all check lint format bench gpu-bench figures native wheel clean
+.PHONY: help demo test test-all check lint format bench gpu-bench gpu-check figures native wheel clean
 
 help:  ## Print this list.
 	@echo "make TARGET, where TARGET is one of"
@@ -64,6 +64,9 @@ bench: $(PEERS) $(NATIVE)  ## Compare with every peer, about 15 minutes (BENCH='
 gpu-bench: $(NATIVE)  ## Check the operators on a CUDA device, then time them there (runs/gpu-bench).
 	@mkdir -p runs
 	@$(BIN)/softtopk bench --out runs/gpu-bench $(GPU_BENCH) || exit 1
+
+gpu-check: $(NATIVE)  ## Compile the kernels for GPUs, without one, and look for spilled registers.
+	@$(BIN)/python benchmarks/gpu_check.py --out runs/gpu-check $(GPU_CHECK)
 
 figures: $(NATIVE)  ## Draw the figures of the docs anew, half a minute (FIGURES=docs/figures).
 	@$(BIN)/softtopk figures --out "$(FIGURES)"

@@ -145,7 +145,7 @@ def test_the_extras_are_those_of_the_package() -> None:
     declared: dict[str, str] = {}
     for requirement in metadata.requires("softtopk") or []:
         match = re.match(
-            r"([\w-]+).*extra == .(cli|plot|knn|tables|translate|transformers).$", requirement
+            r"([\w-]+).*extra == .(cli|plot|knn|tables|translate|transformers|triton).$", requirement
         )
         if match:
             declared.setdefault(match[1], match[2])
