@@ -7,25 +7,33 @@
 // One Sinkhorn iteration in terms of thresholds: rows to one, then columns to their mass.
 template <class T>
 void sweep(const Ranks<T>& ranks, double* t, const RankSpace<T>& space) {
+    using D = Vector<double>;
     const int64_t count = ranks.count;
     double* const mass = space.mass;
     place_thresholds(ranks, t, space);
     std::fill_n(mass, count + 1, 0.0);
     add_outsider_mass(ranks, mass, space);
-    for (int64_t s = 0; s <= count; ++s) {
-        const double weight = s == count ? ranks.tied : 1.0;
-        sorted_plan(ranks, s, space, space.plan);
-        add_rows(mass, space.plan, 0, &weight, 1, count + 1);
-    }
-    double column = ranks.tied;
-    for (int b = 0; b < ranks.bands; ++b) {
-        column += static_cast<double>(ranks.band[b].end - ranks.band[b].begin);
-    }
+    sorted_plans(ranks, count + 1, space);
+    add_sums<double>(mass, 1, count + 1, [&](int64_t j) {
+        auto sum = D::all(0);
+        for (int64_t s = 0; s <= count; s += D::width) {
+            sum += load(space.plan + j * space.lanes + s) * load(space.multiple + s);
+        }
+        return sum;
+    });
+    const double column = ranks.tied + static_cast<double>(ranks.listed);
     for (int64_t j = 0; j <= count; ++j) {
         const double excess = std::max<double>(mass[j], std::numeric_limits<T>::min());
         mass[j] = std::log(j == count ? excess / column : excess);
     }
     for (int64_t j = 0; j < count; ++j) t[j] -= mass[j + 1] - mass[j];
+}
+
+// log(a / b), or near 1 its series, which is exact to a millionth where we look at it and has the
+// same zero and slope.
+inline double log_ratio(double a, double b) {
+    const double d = 2.0 * (a - b) / (a + b);
+    return std::abs(d) < 0.25 ? d * (1.0 + d * d / 12.0) : std::log(a / b);
 }
 
 // h at the thresholds t, and its norm. Leaves the tails of the sorted elements for `jacobian`.
@@ -35,6 +43,7 @@ double balance(const Ranks<T>& ranks, const double* t, const RankSpace<T>& space
     // place is right to rounding, and there is nothing to solve.
     constexpr double tiny = std::numeric_limits<double>::min();
     constexpr double decided = 1e8 * std::numeric_limits<T>::min();
+    using D = Vector<double>;
     const int64_t count = ranks.count;
     double *const top = space.top, *const rest = space.rest;
     place_thresholds(ranks, t, space);
@@ -42,97 +51,134 @@ double balance(const Ranks<T>& ranks, const double* t, const RankSpace<T>& space
     std::fill_n(rest, count + 1, 0.0);
     add_outsider_mass(ranks, rest, space);
     for (int64_t j = 1; j < count; ++j) rest[j] += rest[j - 1];
-    for (int64_t s = 0; s <= count; ++s) {
-        double *const upper = space.upper + s * count, *const lower = space.lower + s * count;
-        sorted_plan(ranks, s, space, space.plan);
-        tails_of(space.plan, count, upper, lower);
-        const double weight = s == count ? ranks.tied : 1.0;
-        for (int64_t j = 0; j < s; ++j) rest[j] += weight * upper[j];
-        for (int64_t j = s; j < count; ++j) top[j] += lower[j];
-    }
+    sorted_plans(ranks, count + 1, space);
+    sorted_tails(ranks, count + 1, space);
+    add_sums<double>(rest, 1, count, [&](int64_t j) {
+        auto sum = D::all(0);
+        for (int64_t s = j / D::width * D::width; s <= count; s += D::width) {
+            const auto after = lane_numbers<double>() + s > D::all_bits(j);
+            const auto leak = load(space.upper + j * space.lanes + s) * load(space.multiple + s);
+            sum += D::select(after, leak, D::all(0));
+        }
+        return sum;
+    });
+    add_sums<double>(top, 1, count, [&](int64_t j) {
+        auto sum = D::all(0);
+        for (int64_t s = 0; s <= j; s += D::width) {
+            const auto after = lane_numbers<double>() + s > D::all_bits(j);
+            sum += D::select(after, D::all(0), load(space.lower + j * space.lanes + s));
+        }
+        return sum;
+    });
     double norm = 0.0;
     for (int64_t j = 0; j < count; ++j) {
         if (rest[j] < decided && top[j] < decided) rest[j] = top[j] = kInfinity;
         rest[j] = std::max(rest[j], tiny);
         top[j] = std::max(top[j], tiny);
-        space.h[j] = rest[j] == kInfinity ? 0.0 : std::log(rest[j] / top[j]);
+        space.h[j] = rest[j] == kInfinity ? 0.0 : log_ratio(rest[j], top[j]);
         norm = std::abs(space.h[j]) < kInfinity ? std::max(norm, std::abs(space.h[j])) : kInfinity;
     }
     return norm;
 }
 
-// The negative of the Jacobian of h, to a precision of 1e-4, where `balance` has been called.
+// The transpose of the negative of the Jacobian of h, to a precision of 1e-4, where `balance` has
+// been called.
 template <class T>
 void jacobian(const Ranks<T>& ranks, const RankSpace<T>& space) {
-    constexpr double precision = 1e-4, negligible = 1e-8;
-    const int64_t count = ranks.count, stride = space.block;
+    constexpr double negligible = 1e-8;
+    using D = Vector<double>;
+    const int64_t count = ranks.count, block = space.block, stride = space.stride;
     double *const top = space.top, *const rest = space.rest, *const matrix = space.matrix;
-    std::fill_n(matrix, count * count, 0.0);
-    each_outsider_block(ranks, precision, space, [&](int64_t first, int64_t size, int64_t reached) {
-        for (int64_t i = 0; i < size; i += Vector<T>::width) {
-            T *const plan = space.plan_block + i, *const lower = space.lower_block + i;
-            const auto scale =
-                outsider_plan<T>(load(space.u + first + i), space.factor, reached, stride, plan);
-            outsider_tails<T>(scale, reached, stride, plan, lower);
-        }
-        add_block(size, reached, ranks, space);
-    });
+    std::fill_n(matrix, count * stride, 0.0);
+    const int64_t end = space.near_extent[0];
+    for (int64_t first = 0; first < end; first += block) {
+        const int64_t size = std::min(block, end - first);
+        each_outsider<T>(
+            space.near_extent, count, first, first + size, [&](int64_t i, int64_t reached) {
+                T *const plan = space.plan_block + i - first,
+                         *const lower = space.lower_block + i - first;
+                const auto scale =
+                    outsider_plan<T>(load(space.u + i), space.factor, reached, block, plan);
+                outsider_tails<T>(scale, reached, block, plan, lower);
+            });
+        add_block(first, size, space.near_extent, count, space);
+    }
+    for (int64_t j = 0; j < count; ++j) space.step[j] = 1.0 / rest[j];
     for (int64_t j = 0; j < count; ++j) {
-        matrix[j * count + j] /= rest[j];
+        matrix[j * stride + j] *= space.step[j];
         for (int64_t l = j + 1; l < count; ++l) {
-            const double sum = matrix[j * count + l];
-            matrix[j * count + l] = sum / rest[j];
-            matrix[l * count + j] = sum / rest[l];
+            const double sum = matrix[j * stride + l];
+            matrix[j * stride + l] = sum * space.step[l];
+            matrix[l * stride + j] = sum * space.step[j];
         }
     }
-    double* const weight = space.step;
+    double *const upper = space.mass, *const lower = space.step;
     for (int64_t j = 0; j < count; ++j) {
-        double* const row = matrix + j * count;
         if (rest[j] == kInfinity) {
-            row[j] = 1.0;
+            matrix[j * stride + j] = 1.0;
             continue;
         }
+        const double *const own_upper = space.upper + j * space.lanes,
+                     *const own_lower = space.lower + j * space.lanes;
         // Away from j, sorted elements leak less and less over it.
         int64_t begin = j, end = j + 1;
-        while (begin > 0 && space.lower[(begin - 1) * count + j] > negligible * top[j]) --begin;
-        while (end <= count && space.upper[end * count + j] > negligible * rest[j]) ++end;
-        const auto weights = [&](const double* tails) {
-            for (int64_t s = begin; s < end; ++s) {
-                weight[s - begin] = tails[s * count + j] / (s <= j ? top[j] : rest[j]);
-            }
-            if (end == count + 1) weight[count - begin] *= ranks.tied;
+        while (begin > 0 && own_lower[begin - 1] > negligible * top[j]) --begin;
+        while (end <= count && own_upper[end] > negligible * rest[j]) ++end;
+        begin = begin / D::width * D::width;
+        for (int64_t s = begin; s < end; s += D::width) {
+            const auto after = lane_numbers<double>() + s > D::all_bits(j);
+            const auto weight =
+                D::select(after, load(space.multiple + s) / rest[j], D::all(1.0 / top[j]));
+            store(upper + s, load(own_upper + s) * weight);
+            store(lower + s, load(own_lower + s) * weight);
+        }
+        const auto product = [=](const double* weighted, const double* tails) {
+            auto sum = D::all(0);
+            for (int64_t s = begin; s < end; s += D::width) sum += load(weighted + s) * load(tails + s);
+            return sum;
         };
-        weights(space.lower);
-        add_rows(row, space.upper + begin * count, count, weight, end - begin, j + 1);
-        weights(space.upper);
-        add_rows(row + j + 1, space.lower + begin * count + j + 1, count, weight, end - begin,
-                 count - 1 - j);
+        add_sums<double>(matrix + j, stride, j, [&](int64_t l) {
+            return product(lower, space.upper + l * space.lanes);
+        });
+        add_sums<double>(matrix + j * stride + j, stride, count - j, [&](int64_t l) {
+            return product(upper, space.lower + (j + l) * space.lanes);
+        });
     }
 }
 
 // The thresholds of a row, into space.t. Returns whether they have converged.
 template <class T>
 bool solve_ranks(const Ranks<T>& ranks, const RankSpace<T>& space) {
-    constexpr double precision = std::numeric_limits<T>::epsilon(), far = 1.0, digit = 0.1;
+    constexpr double precision = std::numeric_limits<T>::epsilon(), far = 1.0, good = 0.04;
     constexpr int kMaxSteps = 60;
     const int64_t count = ranks.count;
     double *const t = space.t, *const trial = space.trial;
+    measure_extents(ranks, reach_of(ranks.n, precision), 0, space.extent);
+    measure_extents(ranks, reach_of(ranks.n, 1e-4), 0, space.near_extent);
+    std::fill_n(space.multiple, space.lanes, 0.0);
+    std::fill_n(space.multiple, count, 1.0);
+    space.multiple[count] = ranks.tied;
     for (int64_t j = 0; j < count; ++j) t[j] = -0.5 * space.gap[j];
     sweep(ranks, t, space);
     double norm = balance(ranks, t, space), norm_of_matrix = kInfinity, last_norm = 0.0;
     for (int step = 0; step < kMaxSteps; ++step) {
         if (norm <= precision) return true;
-        // A matrix that takes a digit off per step is good for another one.
-        if (!(norm < digit * last_norm)) {
+        // A matrix that has taken this much off is good for another step.
+        const double rate = norm / last_norm;
+        const bool again = rate < good;
+        if (!again) {
             jacobian(ranks, space);
-            factorise(space.matrix, space.inverse, count);
+            factorise(space.matrix, space.factors, space.inverse, space.stride, count);
             norm_of_matrix = norm;
         }
         std::copy_n(space.h, count, space.step);
-        solve_factorised(space.matrix, space.inverse, space.step, count);
+        solve_factorised(space.matrix, space.factors, space.inverse, space.stride, space.step,
+                         count);
         for (int64_t j = 0; j < count; ++j) trial[j] = t[j] + space.step[j];
-        // The error after a step is about that before it times that at which the matrix was made.
-        const bool last = norm * (norm_of_matrix + 1e-4) <= 0.06 * precision;
+        // The error after a step is about that before it times that at which the matrix was made,
+        // and no more than the last step has left of it.
+        const bool last = norm * (norm_of_matrix + 1e-4) <= 0.06 * precision ||
+                          (again && norm * rate <= 0.5 * precision);
         if (!last) {
             if (norm > far) sweep(ranks, trial, space);
             last_norm = norm;

@@ -7,8 +7,8 @@
 // Outsiders at a like distance from the best one are listed together: the further below, the fewer
 // of the ranks they can have to rounding.
 struct Band {
-    int64_t begin, end;  // in the list; begin at a whole vector
-    double distance;     // of the nearest, in units of tau
+    int64_t end;      // in the list
+    double distance;  // of the nearest, in units of tau
 };
 
 constexpr int kMaxBands = 12;
@@ -20,45 +20,53 @@ class RankSpace {
     static constexpr int64_t kBlockBytes = 1 << 15, kLongestBlock = 32 * Vector<T>::width;
 
     const Scratch<T> scratch;
-    T* u;       // outsiders
-    T* factor;  // factor[d] u^(d + 1) is the plan of rank K - 1 - d beside that of rank K
-    T* shift;   // W of the gradient, in the order of `factor`
+    T *u, *place;  // outsiders, and where they are in the row (the bits of an integer)
+    T* factor;     // factor[d] u^(d + 1) is the plan of rank K - 1 - d beside that of rank K
+    T* shift;      // W of the gradient, in the order of `factor`
+    T* weight;     // `factor` in the order of the columns of the result
+    T* sums;       // (K, width)
     T *plan_block, *lower_block, *g_block;  // (K, block)
     double *gap, *decay;                    // between neighbours of the sorted, and exp(-gap)
     double *t, *trial;                      // (threshold - pivot) / tau
     double *alpha, *beta;                   // exp(t) and exp(-gap - t)
-    double *h, *step, *top, *rest, *mass, *inverse;
-    double* plan;           // of one sorted element
-    double *upper, *lower;  // (K + 1, K): M and N of the sorted elements
-    double* matrix;         // (K, K)
-    int64_t block;          // elements in a block, whole vectors
+    double *h, *step, *top, *rest, *mass, *inverse, *multiple, *number;
+    double *plan, *upper, *lower, *g;  // (K + 1, lanes): of the sorted elements, one in each lane
+    double *matrix, *factors;          // (K, stride)
+    int64_t *extent, *near_extent;     // extent[d]: so many outsiders reach rank K - 1 - d
+    int64_t* slot;                     // where the sorted elements are in the row
+    int64_t block;                     // elements in a block, whole vectors
+    int64_t lanes, stride;
 
     RankSpace(int64_t n, int64_t k, int lists) : scratch(n, lists) {
         constexpr int64_t width = Vector<T>::width;
-        const int64_t padded = k / 8 * 8 + 16;
+        const int64_t padded = k / 8 * 8 + 16;  // a whole vector can be read or written at any of k
         block = kBlockBytes / static_cast<int64_t>(sizeof(T)) / (2 * k);
         block = std::min(std::max<int64_t>(block / width, 2) * width, kLongestBlock);
-        double** const doubles_of_k[] = {&gap,  &decay, &t,    &trial, &alpha,   &beta, &h,
-                                         &step, &top,   &rest, &mass,  &inverse, &plan};
-        const int64_t doubles = 13 * padded + 3 * (k + 1) * k;
-        const int64_t others = 2 * padded + 3 * k * block + n + kMaxBands * width + kLongestBlock;
-        memory_ = std::malloc(static_cast<size_t>(doubles) * sizeof(double) +
+        lanes = k / 8 * 8 + 8;
+        stride = padded;
+        double** const doubles_of_k[] = {&gap, &decay, &t,   &trial, &alpha, &beta,    &h,
+                                         &step, &top,  &rest, &mass, &inverse, &multiple, &number};
+        double** const matrices[] = {&plan, &upper, &lower, &g, &matrix, &factors};
+        T** const lists_of_k[] = {&factor, &shift, &weight};
+        T** const blocks[] = {&plan_block, &lower_block, &g_block};
+        int64_t** const integers[] = {&extent, &near_extent, &slot};
+        const int64_t listed = n + kLongestBlock;
+        const int64_t doubles = 14 * padded + 6 * (k + 1) * padded, others = 3 * (padded + width) + 3 * k * block + k * width + 2 * listed;
+        memory_ = std::malloc(static_cast<size_t>(doubles + 3 * k) * sizeof(double) +
                               static_cast<size_t>(others) * sizeof(T));
         if (memory_ == nullptr) return;
         double* at = static_cast<double*>(memory_);
-        for (double** list : doubles_of_k) {
-            *list = at;
-            at += padded;
-        }
-        upper = at;
-        lower = upper + (k + 1) * k;
-        matrix = lower + (k + 1) * k;
-        factor = reinterpret_cast<T*>(matrix + (k + 1) * k);
-        shift = factor + padded;
-        plan_block = shift + padded;
-        lower_block = plan_block + k * block;
-        g_block = lower_block + k * block;
-        u = g_block + k * block;
+        for (double** list : doubles_of_k) { *list = at; at += padded; }
+        for (double** list : matrices) { *list = at; at += (k + 1) * padded; }
+        int64_t* integer = reinterpret_cast<int64_t*>(at);
+        for (int64_t** list : integers) { *list = integer; integer += k; }
+        T* other = reinterpret_cast<T*>(integer);
+        for (T** list : lists_of_k) { *list = other; other += padded + width; }
+        for (T** list : blocks) { *list = other; other += k * block; }
+        u = other;
+        place = u + listed;
+        sums = place + listed;
+        for (int64_t s = 0; s < padded; ++s) number[s] = static_cast<double>(s);
     }
     RankSpace(const RankSpace&) = delete;
     RankSpace& operator=(const RankSpace&) = delete;
@@ -79,7 +87,8 @@ struct Ranks {
     double tau;
     double tied;           // how many outsiders tie with the best, itself included
     int64_t n;             // of the row, for bounds
-    Band band[kMaxBands];  // of the list u: those that matter to rounding, without these ties
+    int64_t listed;        // outsiders in the list u: those that matter to rounding
+    Band band[kMaxBands];
     int bands;
 };
 

@@ -20,46 +20,36 @@ template <class T>
 void write_plan(const T* x, int64_t n, int64_t k, const Ranks<T>& ranks, T* plan,
                 const RankSpace<T>& space) {
     using S = Vector<T>;
-    constexpr double reach = 1.0 - static_cast<double>(ExpConstants<T>::lowest);
     const int64_t first = ranks.infinite, count = ranks.count;
     const T best = ranks.pivot[count], tau = static_cast<T>(ranks.tau);
     const bool last_is_a_rank = first + count < k;
     const auto write_top = [&](T value, T* to) {
+        std::fill_n(to, k, T(0));
         if (value == kInf<T>) {
             std::fill_n(to, first, 1 / static_cast<T>(first));
             return;
         }
-        sorted_plan(ranks, place_of(ranks, value), space, space.plan);
+        const double* const from = space.plan + place_of(ranks, value);
         const int64_t columns = count + (last_is_a_rank ? 1 : 0);
-        for (int64_t j = 0; j < columns; ++j) to[first + j] = static_cast<T>(space.plan[j]);
+        for (int64_t j = 0; j < columns; ++j) to[first + j] = static_cast<T>(from[j * space.lanes]);
     };
-    T lanes[S::width];
+    sorted_plans(ranks, count, space);
+    OutsiderColumns<T> outsiders(k, ranks, space);
+    constexpr int64_t block = OutsiderColumns<T>::kBlock;
+    for (int64_t begin = 0; begin < n; begin += block) {
+        const int64_t end = std::min(n, begin + block);
+        T u[block];
+        each_vector<T>(begin, end, [&](auto at) {
+            store(u + at.i - begin, exponential_below<T>(at.read(x, -kInf<T>), best, tau));
+        });
+        outsiders.write(u, end - begin, plan + begin * k, plan + n * k);
+    }
     for (int64_t i = 0; i < n; i += S::width) {
         const int64_t width = std::min<int64_t>(S::width, n - i);
         const auto v = width == S::width ? load(x + i) : load_part(x + i, width, -kInf<T>);
-        const double nearest = nearest_of(ranks, v, best);
-        T* const to = plan + i * k;
-        std::fill_n(to, width * k, T(0));
-        if (nearest < reach) {
-            const int64_t reached = ranks_reached(ranks, nearest, reach);
-            const auto u = exponential_below<T>(v, best, tau);
-            const auto scale =
-                outsider_plan<T>(u, space.factor, reached, S::width, space.plan_block);
-            T* const column = to + first + count - 1;
-            for (int64_t d = 0; d < reached; ++d) {
-                store(lanes, load(space.plan_block + d * S::width) * scale);
-                for (int64_t lane = 0; lane < width; ++lane) column[lane * k - d] = lanes[lane];
-            }
-            if (last_is_a_rank) {
-                store(lanes, S::select(u > S::all(0), scale, S::all(0)));
-                for (int64_t lane = 0; lane < width; ++lane) column[lane * k + 1] = lanes[lane];
-            }
-        }
-        unsigned above = bits_of<T>(v > S::all(best));
-        for (int64_t lane = 0; above != 0; ++lane, above >>= 1) {
-            if ((above & 1) == 0) continue;
-            std::fill_n(to + lane * k, k, T(0));
-            write_top(x[i + lane], to + lane * k);
+        for (unsigned above = bits_of<T>(v > S::all(best)); above != 0; above &= above - 1) {
+            const int lane = lowest_of(above);
+            write_top(x[i + lane], plan + (i + lane) * k);
         }
     }
 }

@@ -65,6 +65,17 @@ SOFTTOPK_INLINE void store(T* to, typename Vector<T>::V v) {
     std::memcpy(to, &v, sizeof(v));
 }
 
+// 0, 1, 2, ...
+template <class T>
+SOFTTOPK_INLINE typename Vector<T>::M lane_numbers() {
+    static constexpr auto kNumbers = [] {
+        std::array<typename Integer<T>::type, Vector<T>::width> numbers{};
+        for (int i = 0; i < Vector<T>::width; ++i) numbers[static_cast<size_t>(i)] = i;
+        return numbers;
+    }();
+    return bit_cast<typename Vector<T>::M>(kNumbers);
+}
+
 // A mask of the first `count` lanes, 0 <= count <= width.
 template <class T>
 SOFTTOPK_INLINE typename Vector<T>::M first_lanes(int64_t count) {
@@ -137,6 +148,52 @@ SOFTTOPK_INLINE T reduce(typename Vector<T>::V v, Op op) {
 template <class T>
 SOFTTOPK_INLINE T sum_of_lanes(typename Vector<T>::V v) {
     return reduce<T>(v, [](T a, T b) { return a + b; });
+}
+
+#if defined(SOFTTOPK_AVX512) || defined(SOFTTOPK_AVX2)
+SOFTTOPK_INLINE std::array<float, 4> sums_of_lanes(__m256 a, __m256 b, __m256 c, __m256 d) {
+    const __m256 sums = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
+    return bit_cast<std::array<float, 4>>(
+        _mm_add_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps(sums, 1)));
+}
+SOFTTOPK_INLINE std::array<double, 4> sums_of_lanes(__m256d a, __m256d b, __m256d c, __m256d d) {
+    const __m256d first = _mm256_hadd_pd(a, b), second = _mm256_hadd_pd(c, d);
+    return bit_cast<std::array<double, 4>>(
+        _mm256_add_pd(_mm256_permute2f128_pd(first, second, 0x20),
+                      _mm256_permute2f128_pd(first, second, 0x31)));
+}
+#endif
+
+// The same of four vectors, for less than four times the price.
+template <class T>
+SOFTTOPK_INLINE std::array<T, 4> sums_of_lanes(typename Vector<T>::V a, typename Vector<T>::V b,
+                                               typename Vector<T>::V c, typename Vector<T>::V d) {
+#if defined(SOFTTOPK_AVX512)
+    // The upper half of each is added to the lower one.
+    if constexpr (sizeof(T) == 4) {
+        const auto halves = [](typename Vector<T>::V v) {
+            const auto w = bit_cast<__m512>(v);
+            return _mm256_add_ps(_mm512_castps512_ps256(w), _mm512_extractf32x8_ps(w, 1));
+        };
+        return sums_of_lanes(halves(a), halves(b), halves(c), halves(d));
+    } else {
+        const auto halves = [](typename Vector<T>::V v) {
+            const auto w = bit_cast<__m512d>(v);
+            return _mm256_add_pd(_mm512_castpd512_pd256(w), _mm512_extractf64x4_pd(w, 1));
+        };
+        return sums_of_lanes(halves(a), halves(b), halves(c), halves(d));
+    }
+#elif defined(SOFTTOPK_AVX2)
+    if constexpr (sizeof(T) == 4) {
+        return sums_of_lanes(bit_cast<__m256>(a), bit_cast<__m256>(b), bit_cast<__m256>(c),
+                             bit_cast<__m256>(d));
+    } else {
+        return sums_of_lanes(bit_cast<__m256d>(a), bit_cast<__m256d>(b), bit_cast<__m256d>(c),
+                             bit_cast<__m256d>(d));
+    }
+#else
+    return {sum_of_lanes<T>(a), sum_of_lanes<T>(b), sum_of_lanes<T>(c), sum_of_lanes<T>(d)};
+#endif
 }
 
 template <class T>
@@ -294,3 +351,28 @@ SOFTTOPK_INLINE typename Vector<T>::V exp_of_negative(typename Vector<T>::V x) {
         bit_cast<U>(shifted) - (bit_cast<typename Integer<T>::bits>(C::magic) - C::bias);
     return p * bit_cast<V>(exponent << C::mantissa);
 }
+
+// exp(x) likewise, for x of either sign; the largest results are about 1e38 or 1e308.
+template <class T>
+SOFTTOPK_INLINE typename Vector<T>::V exp_of(typename Vector<T>::V x) {
+    using S = Vector<T>;
+    constexpr T highest = -ExpConstants<T>::lowest;
+    return exp_of_negative<T>(S::select(x > S::all(highest), S::all(highest), x));
+}
+
+// While there is one, results below the smallest normal number are 0, as those of exp are. On x86
+// they would take many times as long as others.
+class FlushToZero {
+  public:
+#if defined(SOFTTOPK_X86)
+    FlushToZero() : before_(_mm_getcsr()) { _mm_setcsr(before_ | _MM_FLUSH_ZERO_ON); }
+    ~FlushToZero() { _mm_setcsr(before_); }
+    FlushToZero(const FlushToZero&) = delete;
+    FlushToZero& operator=(const FlushToZero&) = delete;
+
+  private:
+    unsigned before_;
+#else
+    FlushToZero() {}
+#endif
+};
