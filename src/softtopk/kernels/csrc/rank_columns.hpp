@@ -30,7 +30,7 @@ class OutsiderColumns {
         const FlushToZero flush;
         for (int64_t i = 0; i < size; i += S::width) {
             V power = load(u + i);
-            const V scale = scale_of(power);
+            const V scale = outsider_scale<T>(power, factor_, count_);
             store(scale_ + i, scale);
             store(scaled_ + i, scale * power);
             for (int bit = 0; bit <= kBits; ++bit, power *= power) store(power_[bit] + i, power);
@@ -53,26 +53,22 @@ class OutsiderColumns {
     static constexpr int log2_of(int width) { return width == 1 ? 0 : 1 + log2_of(width / 2); }
     static constexpr int kBits = log2_of(S::width);
 
-    SOFTTOPK_INLINE V scale_of(V u) const {
-        V total = S::all(0);
-        for (int64_t d = count_ - 1; d >= 0; --d) total = total * u + factor_[d];
-        return T(1) / (total * u + T(1));
-    }
-
-    SOFTTOPK_INLINE V powers(int64_t i, V weight) const {
-        V p = kBits == 0 ? S::all(scale_[i]) : S::select(mask_[0], S::all(scaled_[i]), S::all(scale_[i])); p *= weight;
-        for (int bit = 1; bit < kBits; ++bit) p = S::select(mask_[bit], p * power_[bit][i], p);
+    SOFTTOPK_INLINE V powers(int64_t i, V weight, const typename S::M* mask) const {
+        V p = kBits == 0 ? S::all(scale_[i]) : S::select(mask[0], S::all(scaled_[i]), S::all(scale_[i])); p *= weight;
+        for (int bit = 1; bit < kBits; ++bit) p = S::select(mask[bit], p * power_[bit][i], p);
         return p;
     }
 
     void write_short(int64_t i, int64_t width, T* to) const {
+        typename S::M mask[kBits + 1]; for (int bit = 0; bit <= kBits; ++bit) mask[bit] = mask_[bit];
         const V weight = load(weight_);
         for (const int64_t end = i + width; i < end; ++i, to += k_) {
-            store(to, powers(i, weight));
+            store(to, powers(i, weight, mask));
         }
     }
 
     void write_long(int64_t i, int64_t width, T* to, T* end) const {
+        typename S::M mask[kBits + 1]; for (int bit = 0; bit <= kBits; ++bit) mask[bit] = mask_[bit];
         for (const int64_t last = i + width; i < last; ++i, to += k_) {
             const auto put = [=](int64_t vector, V v) {
                 T* const at = to + vector * S::width;
@@ -82,11 +78,11 @@ class OutsiderColumns {
                     store_part(at, end - at, v);
                 }
             };
-            V p = powers(i, S::all(1));
+            V p = powers(i, S::all(1), mask);
             for (int64_t v = last_vector_; v * S::width < k_; ++v) {
                 put(v, p * load(weight_ + v * S::width));  // after `last` all weights are 0
             }
-            p = S::select(mask_[kBits], p * power_[kBits][i], p);
+            p = S::select(mask[kBits], p * power_[kBits][i], p);
             for (int64_t v = last_vector_ - 1; v >= 0; --v, p *= power_[kBits][i]) {
                 put(v, p * load(weight_ + v * S::width));
             }

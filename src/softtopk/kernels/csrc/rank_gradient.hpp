@@ -36,8 +36,8 @@ class RankGradient {
         read_sorted();
         add_sorted();
         double *const u = space_.h, *const shift = space_.rest;
-        solve_covariance(space_.matrix, space_.factors, u, space_.top, space_.inverse,
-                         space_.stride, count_);
+        factorise_covariance(space_, count_);
+        solve_covariance(space_, u, count_);
         shift[count_] = 0.0;
         for (int64_t j = count_ - 1; j >= 0; --j) {
             shift[j] = shift[j + 1] + u[j];
@@ -62,9 +62,13 @@ class RankGradient {
             const V v = width == S::width ? load(x_ + i) : load_part(x_ + i, width, -kInf<T>);
             if (bits_of<T>(v >= lowest) == 0) continue;
             const T* const from = grad_ + i * k_ + last_;
-            for (int64_t lane = 0; lane < width; ++lane) out[i + lane] = from[lane * k_ - 1];
-            if (last_ == k_) continue;
-            for (int64_t lane = 0; lane < width; ++lane) out[i + lane] -= from[lane * k_];
+            if (width == S::width && last_ == k_) {
+                for (int64_t lane = 0; lane < S::width; ++lane) out[i + lane] = from[lane * k_ - 1];
+                continue;
+            }
+            for (int64_t lane = 0; lane < width; ++lane) {
+                out[i + lane] = from[lane * k_ - 1] - (last_ == k_ ? T(0) : from[lane * k_]);
+            }
         }
     }
 
@@ -103,14 +107,14 @@ class RankGradient {
 
     void gather(int64_t i, int64_t first, int64_t reached) const {
         T* const to = space_.g_block + i - first;
-        const int64_t width = std::min<int64_t>(S::width, ranks_.listed - i);
-        for (int64_t lane = 0; lane < width; ++lane) {
-            const T* const from = grad_ + place(i + lane) * k_ + last_;
-            const T base = last_ == k_ ? T(0) : from[0];
-            for (int64_t d = 0; d < reached; ++d) to[d * space_.block + lane] = from[-1 - d] - base;
+        for (int64_t lane = 0; lane < S::width; ++lane) {
+            const T* const from = grad_ + place(i + lane) * k_ + last_ - 1;
+            for (int64_t d = 0; d < reached; ++d) to[d * space_.block + lane] = from[-d];
         }
-        for (int64_t lane = width; lane < S::width; ++lane) {
-            for (int64_t d = 0; d < reached; ++d) to[d * space_.block + lane] = 0;
+        if (last_ == k_) return;
+        for (int64_t lane = 0; lane < S::width; ++lane) {
+            const T base = grad_[place(i + lane) * k_ + last_];
+            for (int64_t d = 0; d < reached; ++d) to[d * space_.block + lane] -= base;
         }
     }
 
@@ -121,19 +125,27 @@ class RankGradient {
         std::fill_n(pull, count_ * S::width, T(0));
         each_block(
             [&](int64_t i, int64_t at, int64_t reached) {
-                T* const plan = space_.plan_block + at;
+                T *const plan = space_.plan_block + at, *const lower = space_.lower_block + at;
                 const T* const g = space_.g_block + at;
-                const V scale =
-                    outsider_plan<T>(load(space_.u + i), space_.factor, reached, stride, plan);
-                V mean = S::all(0), sum = S::all(0);
-                for (int64_t d = 0; d < reached; ++d)
-                    mean += load(plan + d * stride) * load(g + d * stride);
-                mean *= scale;
+                const V u = load(space_.u + i);
+                V power = outsider_scale<T>(u, space_.factor, reached), below = power;
+                V mean = S::all(0);
+                for (int64_t d = 0; d < reached; ++d) {
+                    power *= u;
+                    const V p = power * space_.factor[d];
+                    store(plan + d * stride, p);
+                    store(lower + d * stride, below);
+                    below += p;
+                    mean += p * load(g + d * stride);
+                }
+                V above = S::all(0), sum = S::all(0);
                 for (int64_t d = reached - 1; d >= 0; --d) {
-                    sum += load(plan + d * stride) * scale * (load(g + d * stride) - mean);
+                    const V p = load(plan + d * stride);
+                    above += p;
+                    sum += p * (load(g + d * stride) - mean);
+                    store(plan + d * stride, above);
                     store(pull + d * S::width, load(pull + d * S::width) + sum);
                 }
-                outsider_tails<T>(scale, reached, stride, plan, space_.lower_block + at);
             },
             [&](int64_t first, int64_t size) {
                 add_block(first, size, space_.extent, count_, space_);
@@ -158,22 +170,19 @@ class RankGradient {
         const int64_t stride = space_.block;
         T* const plan = space_.plan_block + at;
         const T* const g = space_.g_block + at;
-        const V scale = outsider_plan<T>(u, space_.factor, reached, stride, plan);
+        const V last = outsider_plan<T>(u, space_.factor, reached, stride, plan);
         V mean_y = S::all(0), mean_g = S::all(0);
         for (int64_t d = 0; d < reached; ++d) {
             const V p = load(plan + d * stride);
             mean_y += p * static_cast<T>(d + 1);
             mean_g += p * (load(g + d * stride) - space_.shift[d]);
         }
-        mean_y *= scale;
-        mean_g *= scale;
-        V covariance = mean_y * mean_g;
-        V rest = S::all(0);
+        V covariance = last * mean_y * mean_g;
         for (int64_t d = 0; d < reached; ++d) {
-            const V free = load(g + d * stride) - space_.shift[d] - mean_g;
-            rest += load(plan + d * stride) * (static_cast<T>(d + 1) - mean_y) * free;
+            const V p = load(plan + d * stride), free = load(g + d * stride) - space_.shift[d] - mean_g;
+            covariance += p * (static_cast<T>(d + 1) - mean_y) * free;
         }
-        return covariance * scale + rest * scale;
+        return covariance;
     }
 
     // Where the sorted elements are, and their gradients, measured from that of their own rank.
@@ -205,6 +214,7 @@ class RankGradient {
 
     void add_sorted() {
         const int64_t stride = space_.lanes;
+        std::fill_n(space_.multiple, space_.lanes, 1.0);
         sorted_plans(ranks_, sorted_, space_);
         double* const pull = space_.upper;
         for (int64_t first = 0; first < sorted_; first += D::width) {
@@ -232,13 +242,8 @@ class RankGradient {
             return over_elements([&](int64_t s) { return load(pull + j * stride + s); });
         });
         sorted_tails(ranks_, sorted_, space_);
-        for (int64_t j = 0; j < count_; ++j) {
-            const double *const upper = space_.upper + j * stride,
-                               *const lower = space_.lower + j * stride;
-            add_sums<double>(space_.matrix + j * space_.stride + j, 1, count_ - j, [&](int64_t l) {
-                return over_elements([&](int64_t s) { return load(upper + s) * load(lower + l * stride + s); });
-            });
-        }
+        constexpr double precision = std::numeric_limits<T>::epsilon();
+        add_sorted_covariance(ranks_, sorted_, precision * precision, space_);
     }
 
     void write_sorted(T rate, T* out) const {

@@ -101,16 +101,18 @@ void sorted_plans(const Ranks<T>& ranks, int64_t elements, const RankSpace<T>& s
     }
 }
 
-// M and N of these elements, each a sum of positive terms: 1 - M would have lost a small N.
+// M, times how often an element occurs, and N of these elements. Each is a sum of positive terms: 1
+// - M would have lost a small N.
 template <class T>
 void sorted_tails(const Ranks<T>& ranks, int64_t elements, const RankSpace<T>& space) {
     using D = Vector<double>;
     const int64_t count = ranks.count, stride = space.lanes;
     for (int64_t first = 0; first < elements; first += D::width) {
         const double* const plan = space.plan + first;
+        const auto multiple = load(space.multiple + first);
         auto above = D::all(0), below = D::all(0);
         for (int64_t j = 0; j < count; ++j) {
-            above += load(plan + j * stride);
+            above += load(plan + j * stride) * multiple;
             below += load(plan + (count - j) * stride);
             store(space.upper + j * stride + first, above);
             store(space.lower + (count - 1 - j) * stride + first, below);
@@ -133,37 +135,44 @@ SOFTTOPK_INLINE void add_sums(double* to, int64_t step, int64_t count, VectorOf 
     }
 }
 
-// Plan of a vector of outsiders without its scale, which is returned: plan[d] for rank K - 1 - d.
-// The plan of rank K without scale is 1.
+// The plan of outsiders is scale factor_d u^(d + 1) for rank K - 1 - d, and the scale for rank K.
+template <class T>
+SOFTTOPK_INLINE typename Vector<T>::V outsider_scale(typename Vector<T>::V u, const T* factor,
+                                                     int64_t count) {
+    auto total = Vector<T>::all(0);
+    for (int64_t d = count - 1; d >= 0; --d) total = total * u + factor[d];
+    return T(1) / (total * u + T(1));  // the 1 comes last, or the sum would round to its precision
+}
+
+// Plan of a vector of outsiders, plan[d] for rank K - 1 - d. Returns that of rank K.
 template <class T>
 SOFTTOPK_INLINE typename Vector<T>::V outsider_plan(typename Vector<T>::V u, const T* factor,
                                                     int64_t count, int64_t stride, T* plan) {
-    using S = Vector<T>;
-    auto power = u, total = S::all(0);
+    const auto scale = outsider_scale<T>(u, factor, count);
+    auto power = scale;
     for (int64_t d = 0; d < count; ++d) {
-        const auto p = power * factor[d];
-        store(plan + d * stride, p);
-        total += p;
         power *= u;
+        store(plan + d * stride, power * factor[d]);
     }
-    return T(1) / (total + T(1));  // the 1 comes last, or every sum would round to its precision
+    return scale;
 }
 
-// M in place of the plan, and N.
+// M and N of a vector of outsiders.
 template <class T>
-SOFTTOPK_INLINE void outsider_tails(typename Vector<T>::V scale, int64_t count, int64_t stride,
-                                    T* plan, T* lower) {
-    auto sum = scale;
+SOFTTOPK_INLINE void outsider_tails(typename Vector<T>::V u, const T* factor, int64_t count,
+                                    int64_t stride, T* upper, T* lower) {
+    auto power = outsider_scale<T>(u, factor, count), sum = power;
     for (int64_t d = 0; d < count; ++d) {
-        const auto p = load(plan + d * stride) * scale;
-        store(plan + d * stride, p);
+        power *= u;
+        const auto p = power * factor[d];
+        store(upper + d * stride, p);
         store(lower + d * stride, sum);
         sum += p;
     }
     sum = Vector<T>::all(0);
     for (int64_t d = count - 1; d >= 0; --d) {
-        sum += load(plan + d * stride);
-        store(plan + d * stride, sum);
+        sum += load(upper + d * stride);
+        store(upper + d * stride, sum);
     }
 }
 
@@ -188,54 +197,26 @@ SOFTTOPK_INLINE void each_outsider(const int64_t* extent, int64_t count, int64_t
 template <class T>
 void add_outsider_mass(const Ranks<T>& ranks, double* mass, const RankSpace<T>& space) {
     using S = Vector<T>;
-    constexpr int64_t width = S::width;
+    constexpr int64_t block = RankSpace<T>::kLongestBlock;
     const int64_t count = ranks.count, end = space.extent[0];
-    T *const plan = space.plan_block, *const sum = space.sums;
-    for (int64_t first = 0; first < end; first += RankSpace<T>::kLongestBlock) {
+    T* const sum = space.sums;
+    for (int64_t first = 0; first < end; first += block) {
         auto last = S::all(0);
-        std::fill_n(sum, count * width, T(0));
-        each_outsider<T>(
-            space.extent, count, first, std::min(end, first + RankSpace<T>::kLongestBlock),
-            [&](int64_t i, int64_t ranks_of_vector) {
-                const auto scale = outsider_plan<T>(load(space.u + i), space.factor,
-                                                    ranks_of_vector, width, plan);
-                for (int64_t d = 0; d < ranks_of_vector; ++d) {
-                    store(sum + d * width, load(sum + d * width) + load(plan + d * width) * scale);
-                }
-                last += scale;
-            });
-        add_sums<T>(mass + count - 1, -1, count, [=](int64_t d) { return load(sum + d * width); });
+        std::fill_n(sum, count * S::width, T(0));
+        each_outsider<T>(space.extent, count, first, std::min(end, first + block),
+                         [&](int64_t i, int64_t reached) {
+                             const auto u = load(space.u + i);
+                             auto power = outsider_scale<T>(u, space.factor, reached);
+                             last += power;
+                             for (int64_t d = 0; d < reached; ++d) {
+                                 power *= u;
+                                 store(sum + d * S::width, load(sum + d * S::width) + power);
+                             }
+                         });
+        add_sums<T>(mass + count - 1, -1, count, [&](int64_t d) {
+            return load(sum + d * S::width) * space.factor[d];
+        });
         mass[count] += sum_of_lanes<T>(last);
     }
     mass[count] -= static_cast<double>(filling<T>(ranks.listed));  // which has rank K
-}
-
-// Add sum_i M_ij N_il over a block of `size` outsiders, whose first one is `first` in the list, to
-// the triangle j <= l of the matrix.
-template <class T>
-void add_block(int64_t first, int64_t size, const int64_t* extent, int64_t count,
-               const RankSpace<T>& space) {
-    using S = Vector<T>;
-    const int64_t stride = space.block;
-    for (int64_t d = 0; d < count && extent[d] > first; ++d) {
-        const int64_t reaching = std::min(size, extent[d] - first);
-        const T* const upper = space.plan_block + d * stride;
-        double* const row = space.matrix + (count - 1 - d) * space.stride + count - 1;
-        for (int64_t e = 0; e <= d; e += 4) {
-            const T *const lower = space.lower_block + e * stride, *next[3];
-            for (int64_t i = 0; i < 3; ++i) next[i] = lower + std::min(i + 1, d - e) * stride;
-            auto a = S::all(0), b = a, c = a, f = a;
-            for (int64_t i = 0; i < reaching; i += S::width) {
-                const auto v = load(upper + i);
-                a += v * load(lower + i);
-                b += v * load(next[0] + i);
-                c += v * load(next[1] + i);
-                f += v * load(next[2] + i);
-            }
-            const auto sums = sums_of_lanes<T>(a, b, c, f);
-            for (int64_t i = 0; i < std::min<int64_t>(4, d + 1 - e); ++i) {
-                row[-e - i] += static_cast<double>(sums[static_cast<size_t>(i)]);
-            }
-        }
-    }
 }

@@ -88,6 +88,7 @@ void list_outsiders(const T* x, Ranks<T>& ranks, T bound, double reach,
         high = low;
     }
     store(space.u + ranks.listed, S::all(-kInf<T>));
+    if (ranks.listed > 0) store(space.place + ranks.listed, S::all(space.place[ranks.listed - 1]));
     for (int64_t i = 0; i < ranks.listed; i += S::width) {
         store(space.u + i, exp_of_negative<T>((load(space.u + i) - best) / tau));
     }

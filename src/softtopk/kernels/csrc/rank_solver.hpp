@@ -57,8 +57,7 @@ double balance(const Ranks<T>& ranks, const double* t, const RankSpace<T>& space
         auto sum = D::all(0);
         for (int64_t s = j / D::width * D::width; s <= count; s += D::width) {
             const auto after = lane_numbers<double>() + s > D::all_bits(j);
-            const auto leak = load(space.upper + j * space.lanes + s) * load(space.multiple + s);
-            sum += D::select(after, leak, D::all(0));
+            sum += D::select(after, load(space.upper + j * space.lanes + s), D::all(0));
         }
         return sum;
     });
@@ -81,69 +80,30 @@ double balance(const Ranks<T>& ranks, const double* t, const RankSpace<T>& space
     return norm;
 }
 
-// The transpose of the negative of the Jacobian of h, to a precision of 1e-4, where `balance` has
-// been called.
+// Newton's method needs the Jacobian of h only to first order: 
 template <class T>
 void jacobian(const Ranks<T>& ranks, const RankSpace<T>& space) {
-    constexpr double negligible = 1e-8;
+    const int64_t count = ranks.count;
+    std::fill_n(space.matrix, count * space.stride, 0.0);
+    add_outsider_covariance(space.near_extent, count, space);
+    add_sorted_covariance(ranks, count + 1, 1e-8, space);
     using D = Vector<double>;
-    const int64_t count = ranks.count, block = space.block, stride = space.stride;
-    double *const top = space.top, *const rest = space.rest, *const matrix = space.matrix;
-    std::fill_n(matrix, count * stride, 0.0);
-    const int64_t end = space.near_extent[0];
-    for (int64_t first = 0; first < end; first += block) {
-        const int64_t size = std::min(block, end - first);
-        each_outsider<T>(
-            space.near_extent, count, first, first + size, [&](int64_t i, int64_t reached) {
-                T *const plan = space.plan_block + i - first,
-                         *const lower = space.lower_block + i - first;
-                const auto scale =
-                    outsider_plan<T>(load(space.u + i), space.factor, reached, block, plan);
-                outsider_tails<T>(scale, reached, block, plan, lower);
-            });
-        add_block(first, size, space.near_extent, count, space);
-    }
-    for (int64_t j = 0; j < count; ++j) space.step[j] = 1.0 / rest[j];
-    for (int64_t j = 0; j < count; ++j) {
-        matrix[j * stride + j] *= space.step[j];
-        for (int64_t l = j + 1; l < count; ++l) {
-            const double sum = matrix[j * stride + l];
-            matrix[j * stride + l] = sum * space.step[l];
-            matrix[l * stride + j] = sum * space.step[j];
-        }
-    }
-    double *const upper = space.mass, *const lower = space.step;
-    for (int64_t j = 0; j < count; ++j) {
-        if (rest[j] == kInfinity) {
-            matrix[j * stride + j] = 1.0;
-            continue;
-        }
-        const double *const own_upper = space.upper + j * space.lanes,
-                     *const own_lower = space.lower + j * space.lanes;
-        // Away from j, sorted elements leak less and less over it.
-        int64_t begin = j, end = j + 1;
-        while (begin > 0 && own_lower[begin - 1] > negligible * top[j]) --begin;
-        while (end <= count && own_upper[end] > negligible * rest[j]) ++end;
-        begin = begin / D::width * D::width;
-        for (int64_t s = begin; s < end; s += D::width) {
+    double* const part = space.mass;
+    std::fill_n(part, count, 0.0);
+    add_sums<double>(part, 1, count, [&](int64_t j) {
+        auto sum = D::all(0);
+        for (int64_t s = 0; s <= j; s += D::width) {
             const auto after = lane_numbers<double>() + s > D::all_bits(j);
-            const auto weight =
-                D::select(after, load(space.multiple + s) / rest[j], D::all(1.0 / top[j]));
-            store(upper + s, load(own_upper + s) * weight);
-            store(lower + s, load(own_lower + s) * weight);
+            sum += D::select(after, D::all(0), load(space.upper + j * space.lanes + s) * load(space.lower + j * space.lanes + s));
         }
-        const auto product = [=](const double* weighted, const double* tails) {
-            auto sum = D::all(0);
-            for (int64_t s = begin; s < end; s += D::width) sum += load(weighted + s) * load(tails + s);
-            return sum;
-        };
-        add_sums<double>(matrix + j, stride, j, [&](int64_t l) {
-            return product(lower, space.upper + l * space.lanes);
-        });
-        add_sums<double>(matrix + j * stride + j, stride, count - j, [&](int64_t l) {
-            return product(upper, space.lower + (j + l) * space.lanes);
-        });
+        return sum;
+    });
+    for (int64_t j = 0; j < count; ++j) {
+        const double h = space.matrix[j * space.stride + j];
+        const double slope = part[j] / space.top[j] + (h - part[j]) / space.rest[j];
+        space.mean[j] = space.rest[j] == kInfinity ? 0.0 : h / slope;
     }
+    factorise_covariance(space, count);
 }
 
 // The thresholds of a row, into space.t. Returns whether they have converged.
@@ -168,12 +128,12 @@ bool solve_ranks(const Ranks<T>& ranks, const RankSpace<T>& space) {
         const bool again = rate < good;
         if (!again) {
             jacobian(ranks, space);
-            factorise(space.matrix, space.factors, space.inverse, space.stride, count);
             norm_of_matrix = norm;
         }
-        std::copy_n(space.h, count, space.step);
-        solve_factorised(space.matrix, space.factors, space.inverse, space.stride, space.step,
-                         count);
+        for (int64_t j = 0; j < count; ++j) {
+            space.step[j] = space.mean[j] * space.h[j];
+        }
+        solve_covariance(space, space.step, count);
         for (int64_t j = 0; j < count; ++j) trial[j] = t[j] + space.step[j];
         // The error after a step is about that before it times that at which the matrix was made,
         // and no more than the last step has left of it.

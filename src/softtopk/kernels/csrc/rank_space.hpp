@@ -29,11 +29,11 @@ class RankSpace {
     double *gap, *decay;                    // between neighbours of the sorted, and exp(-gap)
     double *t, *trial;                      // (threshold - pivot) / tau
     double *alpha, *beta;                   // exp(t) and exp(-gap - t)
-    double *h, *step, *top, *rest, *mass, *inverse, *multiple, *number;
+    double *h, *step, *top, *rest, *mass, *inverse, *multiple, *number, *unit, *mean;
     double *plan, *upper, *lower, *g;  // (K + 1, lanes): of the sorted elements, one in each lane
     double *matrix, *factors;          // (K, stride)
     int64_t *extent, *near_extent;     // extent[d]: so many outsiders reach rank K - 1 - d
-    int64_t* slot;                     // where the sorted elements are in the row
+    int64_t *begin, *end, *slot;                     // where the sorted elements are in the row
     int64_t block;                     // elements in a block, whole vectors
     int64_t lanes, stride;
 
@@ -45,14 +45,14 @@ class RankSpace {
         lanes = k / 8 * 8 + 8;
         stride = padded;
         double** const doubles_of_k[] = {&gap, &decay, &t,   &trial, &alpha, &beta,    &h,
-                                         &step, &top,  &rest, &mass, &inverse, &multiple, &number};
+                                         &step, &top,  &rest, &mass, &inverse, &multiple, &number, &unit, &mean};
         double** const matrices[] = {&plan, &upper, &lower, &g, &matrix, &factors};
         T** const lists_of_k[] = {&factor, &shift, &weight};
         T** const blocks[] = {&plan_block, &lower_block, &g_block};
-        int64_t** const integers[] = {&extent, &near_extent, &slot};
+        int64_t** const integers[] = {&extent, &near_extent, &slot, &begin, &end};
         const int64_t listed = n + kLongestBlock;
-        const int64_t doubles = 14 * padded + 6 * (k + 1) * padded, others = 3 * (padded + width) + 3 * k * block + k * width + 2 * listed;
-        memory_ = std::malloc(static_cast<size_t>(doubles + 3 * k) * sizeof(double) +
+        const int64_t doubles = 16 * padded + 6 * (k + 1) * padded, others = 3 * (padded + width) + 3 * k * block + k * width + 2 * listed;
+        memory_ = std::malloc(static_cast<size_t>(doubles + 5 * k) * sizeof(double) +
                               static_cast<size_t>(others) * sizeof(T));
         if (memory_ == nullptr) return;
         double* at = static_cast<double*>(memory_);
