@@ -34,15 +34,17 @@ void write_plan(const T* x, int64_t n, int64_t k, const Ranks<T>& ranks, T* plan
         for (int64_t j = 0; j < columns; ++j) to[first + j] = static_cast<T>(from[j * space.lanes]);
     };
     sorted_plans(ranks, count, space);
-    OutsiderColumns<T> outsiders(k, ranks, space);
-    constexpr int64_t block = OutsiderColumns<T>::kBlock;
+    const OutsiderColumns<T> outsiders(k, ranks, space);
+    constexpr int64_t block = RankSpace<T>::kLongestBlock;
     for (int64_t begin = 0; begin < n; begin += block) {
         const int64_t end = std::min(n, begin + block);
-        T u[block];
+        T u[block], scale[block];
         each_vector<T>(begin, end, [&](auto at) {
-            store(u + at.i - begin, exponential_below<T>(at.read(x, -kInf<T>), best, tau));
+            const auto v = exponential_below<T>(at.read(x, -kInf<T>), best, tau);
+            store(u + at.i - begin, v);
+            store(scale + at.i - begin, outsider_scale<T>(v, space.factor, count));
         });
-        outsiders.write(u, end - begin, plan + begin * k, plan + n * k);
+        outsiders.write(u, scale, end - begin, plan + begin * k, plan + n * k);
     }
     for (int64_t i = 0; i < n; i += S::width) {
         const int64_t width = std::min<int64_t>(S::width, n - i);

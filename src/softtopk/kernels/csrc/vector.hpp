@@ -126,6 +126,37 @@ SOFTTOPK_INLINE void store_part(T* to, int64_t count, typename Vector<T>::V v) {
 #endif
 }
 
+#if defined(__GNUC__) && !defined(SOFTTOPK_SCALAR)
+// The lower halves of two vectors, lane by lane in turn; with `upper`, the upper halves.
+template <bool upper, class T, int... lane>
+SOFTTOPK_INLINE typename Vector<T>::V zip(typename Vector<T>::V a, typename Vector<T>::V b,
+                                          std::integer_sequence<int, lane...>) {
+    constexpr int width = Vector<T>::width, first = upper ? width / 2 : 0;
+#if defined(__clang__)
+    return __builtin_shufflevector(a, b, (first + lane / 2 + lane % 2 * width)...);
+#else
+    return __builtin_shuffle(a, b, typename Vector<T>::M{(first + lane / 2 + lane % 2 * width)...});
+#endif
+}
+#endif
+
+// Lane j of vector i becomes lane i of vector j, for as many vectors as there are lanes.
+template <class T>
+SOFTTOPK_INLINE void transpose(typename Vector<T>::V* v) {
+#if defined(__GNUC__) && !defined(SOFTTOPK_SCALAR)
+    constexpr int width = Vector<T>::width;
+    constexpr auto lanes = std::make_integer_sequence<int, width>();
+    for (int size = 1; size < width; size *= 2) {
+        typename Vector<T>::V from[width];
+        for (int i = 0; i < width; ++i) from[i] = v[i];
+        for (int i = 0; i < width / 2; ++i) {
+            v[2 * i] = zip<false, T>(from[i], from[i + width / 2], lanes);
+            v[2 * i + 1] = zip<true, T>(from[i], from[i + width / 2], lanes);
+        }
+    }
+#endif
+}
+
 // -|x|
 template <class T>
 SOFTTOPK_INLINE typename Vector<T>::V negative_of(typename Vector<T>::V x) {
