@@ -107,14 +107,36 @@ class RankGradient {
 
     void gather(int64_t i, int64_t first, int64_t reached) const {
         T* const to = space_.g_block + i - first;
-        for (int64_t lane = 0; lane < S::width; ++lane) {
-            const T* const from = grad_ + place(i + lane) * k_ + last_ - 1;
-            for (int64_t d = 0; d < reached; ++d) to[d * space_.block + lane] = from[-d];
+        const int64_t stride = space_.block;
+        if (reached <= 4) {  // few columns are not worth a square
+            for (int64_t lane = 0; lane < S::width; ++lane) {
+                const T* const from = grad_ + place(i + lane) * k_ + last_ - 1;
+                for (int64_t d = 0; d < reached; ++d) to[d * stride + lane] = from[-d];
+            }
+        } else {
+            for (int64_t d = 0; d < reached; d += S::width) gather_square(i, d, reached, to);
         }
         if (last_ == k_) return;
-        for (int64_t lane = 0; lane < S::width; ++lane) {
-            const T base = grad_[place(i + lane) * k_ + last_];
-            for (int64_t d = 0; d < reached; ++d) to[d * space_.block + lane] -= base;
+        T base[S::width];
+        for (int64_t lane = 0; lane < S::width; ++lane) base[lane] = grad_[place(i + lane) * k_ + last_];
+        for (int64_t d = 0; d < reached; ++d) {
+            store(to + d * stride, load(to + d * stride) - load(base));
+        }
+    }
+
+    // The ranks K - 1 - d before `reached`, as many as fit into a vector.
+    void gather_square(int64_t i, int64_t d, int64_t reached, T* to) const {
+        const T* const end = grad_ + ranks_.n * k_;
+        const int64_t column = std::max<int64_t>(last_ - d - S::width, 0);
+        V square[S::width];
+        for (int lane = 0; lane < S::width; ++lane) {
+            const T* const from = grad_ + place(i + lane) * k_ + column;
+            square[lane] = from + S::width <= end ? load(from) : load_part(from, end - from, T(0));
+        }
+        transpose<T>(square);
+        for (int j = 0; j < S::width; ++j) {
+            const int64_t at = last_ - 1 - column - j;
+            if (at >= d && at < reached) store(to + at * space_.block, square[j]);
         }
     }
 

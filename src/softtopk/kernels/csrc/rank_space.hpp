@@ -41,7 +41,8 @@ class RankSpace {
         constexpr int64_t width = Vector<T>::width;
         const int64_t padded = k / 8 * 8 + 16;  // a whole vector can be read or written at any of k
         block = kBlockBytes / static_cast<int64_t>(sizeof(T)) / (2 * k);
-        block = std::min(std::max<int64_t>(block / width, 2) * width, kLongestBlock);
+        // An odd number of vectors: ranks a power of two apart would compete for the same cache lines.
+        block = (std::min(std::max<int64_t>(block / width, 2), kLongestBlock / width) | 1) * width;
         lanes = k / 8 * 8 + 8;
         stride = padded;
         double** const doubles_of_k[] = {&gap, &decay, &t,   &trial, &alpha, &beta,    &h,
