@@ -127,7 +127,6 @@ SOFTTOPK_INLINE void store_part(T* to, int64_t count, typename Vector<T>::V v) {
 }
 
 #if defined(__GNUC__) && !defined(SOFTTOPK_SCALAR)
-// The lower halves of two vectors, lane by lane in turn; with `upper`, the upper halves.
 template <bool upper, class T, int... lane>
 SOFTTOPK_INLINE typename Vector<T>::V zip(typename Vector<T>::V a, typename Vector<T>::V b,
                                           std::integer_sequence<int, lane...>) {
@@ -138,23 +137,39 @@ SOFTTOPK_INLINE typename Vector<T>::V zip(typename Vector<T>::V a, typename Vect
     return __builtin_shuffle(a, b, typename Vector<T>::M{(first + lane / 2 + lane % 2 * width)...});
 #endif
 }
+
+// Lanes of two vectors in turn: of their lower halves, or of their upper halves.
+template <class T>
+SOFTTOPK_INLINE typename Vector<T>::V zip_lower(typename Vector<T>::V a, typename Vector<T>::V b) {
+    return zip<false, T>(a, b, std::make_integer_sequence<int, Vector<T>::width>());
+}
+template <class T>
+SOFTTOPK_INLINE typename Vector<T>::V zip_upper(typename Vector<T>::V a, typename Vector<T>::V b) {
+    return zip<true, T>(a, b, std::make_integer_sequence<int, Vector<T>::width>());
+}
+#else
+template <class T>
+T zip_lower(T a, T) {
+    return a;
+}
+template <class T>
+T zip_upper(T, T b) {
+    return b;
+}
 #endif
 
 // Lane j of vector i becomes lane i of vector j, for as many vectors as there are lanes.
 template <class T>
 SOFTTOPK_INLINE void transpose(typename Vector<T>::V* v) {
-#if defined(__GNUC__) && !defined(SOFTTOPK_SCALAR)
     constexpr int width = Vector<T>::width;
-    constexpr auto lanes = std::make_integer_sequence<int, width>();
     for (int size = 1; size < width; size *= 2) {
         typename Vector<T>::V from[width];
         for (int i = 0; i < width; ++i) from[i] = v[i];
         for (int i = 0; i < width / 2; ++i) {
-            v[2 * i] = zip<false, T>(from[i], from[i + width / 2], lanes);
-            v[2 * i + 1] = zip<true, T>(from[i], from[i + width / 2], lanes);
+            v[2 * i] = zip_lower<T>(from[i], from[i + width / 2]);
+            v[2 * i + 1] = zip_upper<T>(from[i], from[i + width / 2]);
         }
     }
-#endif
 }
 
 // -|x|
@@ -181,50 +196,22 @@ SOFTTOPK_INLINE T sum_of_lanes(typename Vector<T>::V v) {
     return reduce<T>(v, [](T a, T b) { return a + b; });
 }
 
-#if defined(SOFTTOPK_AVX512) || defined(SOFTTOPK_AVX2)
-SOFTTOPK_INLINE std::array<float, 4> sums_of_lanes(__m256 a, __m256 b, __m256 c, __m256 d) {
-    const __m256 sums = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
-    return bit_cast<std::array<float, 4>>(
-        _mm_add_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps(sums, 1)));
-}
-SOFTTOPK_INLINE std::array<double, 4> sums_of_lanes(__m256d a, __m256d b, __m256d c, __m256d d) {
-    const __m256d first = _mm256_hadd_pd(a, b), second = _mm256_hadd_pd(c, d);
-    return bit_cast<std::array<double, 4>>(
-        _mm256_add_pd(_mm256_permute2f128_pd(first, second, 0x20),
-                      _mm256_permute2f128_pd(first, second, 0x31)));
-}
-#endif
-
 // The same of four vectors, for less than four times the price.
 template <class T>
 SOFTTOPK_INLINE std::array<T, 4> sums_of_lanes(typename Vector<T>::V a, typename Vector<T>::V b,
                                                typename Vector<T>::V c, typename Vector<T>::V d) {
-#if defined(SOFTTOPK_AVX512)
-    // The upper half of each is added to the lower one.
-    if constexpr (sizeof(T) == 4) {
-        const auto halves = [](typename Vector<T>::V v) {
-            const auto w = bit_cast<__m512>(v);
-            return _mm256_add_ps(_mm512_castps512_ps256(w), _mm512_extractf32x8_ps(w, 1));
-        };
-        return sums_of_lanes(halves(a), halves(b), halves(c), halves(d));
+    if constexpr (Vector<T>::width < 4) {
+        return {sum_of_lanes<T>(a), sum_of_lanes<T>(b), sum_of_lanes<T>(c), sum_of_lanes<T>(d)};
     } else {
-        const auto halves = [](typename Vector<T>::V v) {
-            const auto w = bit_cast<__m512d>(v);
-            return _mm256_add_pd(_mm512_castpd512_pd256(w), _mm512_extractf64x4_pd(w, 1));
-        };
-        return sums_of_lanes(halves(a), halves(b), halves(c), halves(d));
+        const auto first = zip_lower<T>(a, b) + zip_upper<T>(a, b),
+                   second = zip_lower<T>(c, d) + zip_upper<T>(c, d);
+        T lanes[Vector<T>::width];  // a, c, b, d, a, c, ...
+        store(lanes, zip_lower<T>(first, second) + zip_upper<T>(first, second));
+        for (int half = Vector<T>::width / 2; half >= 4; half /= 2) {
+            for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+        }
+        return {lanes[0], lanes[2], lanes[1], lanes[3]};
     }
-#elif defined(SOFTTOPK_AVX2)
-    if constexpr (sizeof(T) == 4) {
-        return sums_of_lanes(bit_cast<__m256>(a), bit_cast<__m256>(b), bit_cast<__m256>(c),
-                             bit_cast<__m256>(d));
-    } else {
-        return sums_of_lanes(bit_cast<__m256d>(a), bit_cast<__m256d>(b), bit_cast<__m256d>(c),
-                             bit_cast<__m256d>(d));
-    }
-#else
-    return {sum_of_lanes<T>(a), sum_of_lanes<T>(b), sum_of_lanes<T>(c), sum_of_lanes<T>(d)};
-#endif
 }
 
 template <class T>
