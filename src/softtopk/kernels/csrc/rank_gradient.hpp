@@ -210,18 +210,13 @@ class RankGradient {
     // Where the sorted elements are, and their gradients, measured from that of their own rank.
     void read_sorted() {
         std::fill_n(space_.slot, sorted_, int64_t{-1});
-        for (int64_t i = 0; i < ranks_.n; i += S::width) {
-            const V v =
-                i + S::width <= ranks_.n ? load(x_ + i) : load_part(x_ + i, ranks_.n - i, -kInf<T>);
-            unsigned above = bits_of<T>((v > S::all(best_)) & (v < S::all(kInf<T>)));
-            for (; above != 0; above &= above - 1) {
-                const int64_t element = i + lowest_of(above);
-                int64_t s = place_of(ranks_, x_[element]);
-                while (s < sorted_ && space_.slot[s] >= 0) ++s;  // ties
-                // More of them only if the scores have changed since the forward pass.
-                if (s < sorted_) space_.slot[s] = element;
-            }
-        }
+        each_above(x_, ranks_.n, best_, [&](int64_t i) {
+            if (x_[i] == kInf<T>) return;
+            int64_t s = place_of(ranks_, x_[i]);
+            while (s < sorted_ && space_.slot[s] >= 0) ++s;  // ties
+            // More of them only if the scores have changed since the forward pass.
+            if (s < sorted_) space_.slot[s] = i;
+        });
         const int64_t stride = space_.lanes;
         std::fill_n(space_.g, (count_ + 1) * stride, 0.0);
         for (int64_t s = 0; s < sorted_; ++s) {

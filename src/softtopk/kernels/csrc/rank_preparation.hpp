@@ -21,6 +21,15 @@ Census census_of(const T* x, int64_t n) {
     return census;
 }
 
+// body(i) for every element above `value`.
+template <class T, class Body>
+SOFTTOPK_INLINE void each_above(const T* x, int64_t n, T value, Body body) {
+    each_vector<T>(0, n, [&](auto at) {
+        unsigned above = bits_of<T>(at.read(x, -kInf<T>) > Vector<T>::all(value));
+        for (; above != 0; above &= above - 1) body(at.i + lowest_of(above));
+    });
+}
+
 template <class T>
 int64_t place_of(const Ranks<T>& ranks, T value) {
     return std::lower_bound(ranks.pivot, ranks.pivot + ranks.count, value, std::greater<T>()) -

@@ -15,7 +15,6 @@
 #include "rank_space.hpp"        // the memory of a row
 #include "rank_plan.hpp"         // plans as products, and their sums
 #include "rank_covariance.hpp"
-#include "rank_columns.hpp"      // plans as they are written
 #include "rank_preparation.hpp"  // from scores to a problem for the solver
 #include "rank_solver.hpp"       // Newton's method
 #include "ranking.hpp"           // the plan
