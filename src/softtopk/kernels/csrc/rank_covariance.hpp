@@ -1,7 +1,6 @@
-// The matrix H_jl = sum_i M_i,min(j,l) N_i,max(j,l) over elements, its upper triangle in space.matrix.
-//
-// It is the derivative of the marginals in the thresholds: the matrix of Newton's method, and of the
-// derivative of the operator.
+// The matrix H_jl = sum_i M_i,min(j,l) N_i,max(j,l), the derivative of the marginals in the
+// thresholds: that of Newton's method, and of the derivative of the operator. Its upper triangle is
+// in space.matrix.
 
 // Add a block of `size` outsiders, whose first one is `first` in the list; M is in plan_block.
 template <class T>
@@ -38,7 +37,8 @@ void add_outsider_covariance(const int64_t* extent, int64_t count, const RankSpa
     for (int64_t first = 0; first < extent[0]; first += block) {
         const int64_t size = std::min(block, extent[0] - first);
         each_outsider<T>(extent, count, first, first + size, [&](int64_t i, int64_t reached) {
-            T *const plan = space.plan_block + i - first, *const lower = space.lower_block + i - first;
+            T *const plan = space.plan_block + i - first, *const lower =
+                                                              space.lower_block + i - first;
             outsider_tails<T>(load(space.u + i), space.factor, reached, block, plan, lower);
         });
         add_block(first, size, extent, count, space);
@@ -47,38 +47,37 @@ void add_outsider_covariance(const int64_t* extent, int64_t count, const RankSpa
 
 // Add the first sorted elements, whose tails are known.
 //
-// Scaled to a unit diagonal, an element adds at most the root of its shares in the two entries of
-// the diagonal. These shares fall off on both sides of j: those below `negligible` are left out.
+// Scaled to a unit diagonal, an element adds no more than the root of its shares in two entries of
+// the diagonal. Its share falls off on both sides of its own rank: where it is below `negligible`,
+// it is left out.
 template <class T>
 void add_sorted_covariance(const Ranks<T>& ranks, int64_t elements, double negligible,
                            const RankSpace<T>& space) {
-    using D = Vector<double>;
+    constexpr int64_t width = Vector<double>::width, few = 16;
     const int64_t count = ranks.count, stride = space.lanes;
+    int64_t *const begin = space.begin, *const end = space.end;
     for (int64_t j = 0; j < count; ++j) {
-        int64_t begin = 0, end = elements;
-        if (elements > 16) {  // or it is not worth it
-            const double *const upper = space.upper + j * stride,
-                         *const lower = space.lower + j * stride;
-            const auto share = [=](int64_t s) { return upper[s] * lower[s]; };
-            begin = std::min(j, elements);
-            end = std::min(j + 2, elements);
-            double least = 0.0;
-            for (int64_t s = begin; s < end; ++s) least += negligible * share(s);
-            while (begin > 0 && share(begin - 1) > least) --begin;
-            while (end < elements && share(end) > least) ++end;
-        }
-        space.begin[j] = begin / D::width * D::width;
-        space.end[j] = end;
+        begin[j] = 0;
+        end[j] = elements;
+        if (elements <= few) continue;  // it would take longer than it saves
+        const auto share = [&](int64_t s) {
+            return space.upper[j * stride + s] * space.lower[j * stride + s];
+        };
+        begin[j] = std::min(j, elements);
+        end[j] = std::min(j + 2, elements);
+        double least = 0.0;
+        for (int64_t s = begin[j]; s < end[j]; ++s) least += negligible * share(s);
+        while (begin[j] > 0 && share(begin[j] - 1) > least) --begin[j];
+        while (end[j] < elements && share(end[j]) > least) ++end[j];
+        begin[j] = begin[j] / width * width;
     }
     for (int64_t j = 0, last = 0; j < count; ++j) {
-        const double *const upper = space.upper + j * stride, *const lower = space.lower + j * stride;
-        while (last < count && space.begin[last] < space.end[j]) ++last;
+        while (last < count && begin[last] < end[j]) ++last;
+        const double* const upper = space.upper + j * stride;
         add_sums<double>(space.matrix + j * space.stride + j, 1, last - j, [&](int64_t l) {
-            auto sum = D::all(0);
-            for (int64_t s = space.begin[j + l]; s < space.end[j]; s += D::width) {
-                sum += load(upper + s) * load(lower + l * stride + s);
-            }
-            return sum;
+            const double* const lower = space.lower + (j + l) * stride;
+            return sum_of_sorted(begin[j + l], end[j],
+                                 [&](int64_t s) { return load(upper + s) * load(lower + s); });
         });
     }
 }

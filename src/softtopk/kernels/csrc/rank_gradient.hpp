@@ -53,25 +53,23 @@ class RankGradient {
     using V = typename S::V;
     using D = Vector<double>;
 
-    // The gradients of rank K - 1, measured from that of rank K, to `out`. The outsiders far below
-    // the best one need no others, and the rest of the gradient is in the cache from here on.
+    // The gradients of rank K - 1, measured from that of rank K, to `out`. Outsiders that are not
+    // in the list need no others, and the whole gradient is in the cache from here on.
     void read_last(T* out) const {
-        const V lowest = S::all(best_ + ExpConstants<T>::lowest * tau_);
-        for (int64_t i = 0; i < ranks_.n; i += S::width) {
-            const int64_t width = std::min<int64_t>(S::width, ranks_.n - i);
-            const V v = width == S::width ? load(x_ + i) : load_part(x_ + i, width, -kInf<T>);
-            if (bits_of<T>(v >= lowest) == 0) continue;
-            const T* const from = grad_ + i * k_ + last_;
-            if (width == S::width && last_ == k_) {
-                for (int64_t lane = 0; lane < S::width; ++lane) out[i + lane] = from[lane * k_ - 1];
-                continue;
+        const V lowest = S::all(vanishing_below(ranks_));
+        each_vector<T>(0, ranks_.n, [&](auto at) {
+            if (bits_of<T>(at.read(x_, -kInf<T>) >= lowest) == 0) return;
+            const T* const from = grad_ + at.i * k_ + last_;
+            T lanes[S::width] = {};
+            for (int lane = 0; lane < at.size(); ++lane) lanes[lane] = from[lane * k_ - 1];
+            if (last_ < k_) {
+                for (int lane = 0; lane < at.size(); ++lane) lanes[lane] -= from[lane * k_];
             }
-            for (int64_t lane = 0; lane < width; ++lane) {
-                out[i + lane] = from[lane * k_ - 1] - (last_ == k_ ? T(0) : from[lane * k_]);
-            }
-        }
+            at.write(out, load(lanes));
+        });
     }
 
+    // The outsiders that are not in the list.
     void write_far(T rate, T* out) const {
         const T factor = space_.factor[0], shift = space_.shift[0];
         each_vector<T>(0, ranks_.n, [&](auto at) {
@@ -83,12 +81,11 @@ class RankGradient {
     }
 
     int64_t place(int64_t i) const {
-        return static_cast<int64_t>(
-            bit_cast<typename Integer<T>::bits>(space_.place[i]));
+        return static_cast<int64_t>(bit_cast<typename Integer<T>::bits>(space_.place[i]));
     }
 
-    // body(i, ranks) for the vectors of outsiders, after the gradients of their block have come to
-    // space.g_block, (K, block), and finish(first, size) after each block.
+    // body(i, at, ranks) for the vectors of outsiders in the list, i, whose gradients are at `at`
+    // in space.g_block, (K, block), and finish(first, size) after each block.
     template <class Body, class Finish>
     void each_block(Body body, Finish finish) {
         const int64_t end = space_.extent[0];
@@ -118,13 +115,14 @@ class RankGradient {
         }
         if (last_ == k_) return;
         T base[S::width];
-        for (int64_t lane = 0; lane < S::width; ++lane) base[lane] = grad_[place(i + lane) * k_ + last_];
+        for (int64_t lane = 0; lane < S::width; ++lane)
+            base[lane] = grad_[place(i + lane) * k_ + last_];
         for (int64_t d = 0; d < reached; ++d) {
             store(to + d * stride, load(to + d * stride) - load(base));
         }
     }
 
-    // The ranks K - 1 - d before `reached`, as many as fit into a vector.
+    // The ranks from d on, before `reached`, as many as fit into a vector.
     void gather_square(int64_t i, int64_t d, int64_t reached, T* to) const {
         const T* const end = grad_ + ranks_.n * k_;
         const int64_t column = std::max<int64_t>(last_ - d - S::width, 0);
@@ -201,7 +199,8 @@ class RankGradient {
         }
         V covariance = last * mean_y * mean_g;
         for (int64_t d = 0; d < reached; ++d) {
-            const V p = load(plan + d * stride), free = load(g + d * stride) - space_.shift[d] - mean_g;
+            const V p = load(plan + d * stride),
+                    free = load(g + d * stride) - space_.shift[d] - mean_g;
             covariance += p * (static_cast<T>(d + 1) - mean_y) * free;
         }
         return covariance;
@@ -224,21 +223,21 @@ class RankGradient {
             const T* const from = grad_ + space_.slot[s] * k_ + ranks_.infinite;
             const double base = static_cast<double>(from[s]);
             double* const g = space_.g + s;
-            for (int64_t j = 0; j < count_; ++j) g[j * stride] = static_cast<double>(from[j]) - base;
+            for (int64_t j = 0; j < count_; ++j)
+                g[j * stride] = static_cast<double>(from[j]) - base;
             g[count_ * stride] = (last_ == k_ ? 0.0 : static_cast<double>(from[count_])) - base;
         }
     }
 
     void add_sorted() {
         const int64_t stride = space_.lanes;
-        std::fill_n(space_.multiple, space_.lanes, 1.0);
+        double* const pull = space_.upper;  // before M is there
         sorted_plans(ranks_, sorted_, space_);
-        double* const pull = space_.upper;
         for (int64_t first = 0; first < sorted_; first += D::width) {
             const double *const plan = space_.plan + first, *const g = space_.g + first;
-            const auto lane = lane_numbers<double>() + first;
             auto mean = D::all(0), sum = D::all(0);
-            for (int64_t j = 0; j <= count_; ++j) mean += load(plan + j * stride) * load(g + j * stride);
+            for (int64_t j = 0; j <= count_; ++j)
+                mean += load(plan + j * stride) * load(g + j * stride);
             for (int64_t j = count_; j > 0; --j) {
                 sum -= load(plan + j * stride) * (load(g + j * stride) - mean);
                 store(pull + (j - 1) * stride + first, sum);
@@ -247,17 +246,14 @@ class RankGradient {
             for (int64_t j = 0; j < count_; ++j) {
                 sum += load(plan + j * stride) * (load(g + j * stride) - mean);
                 double* const to = pull + j * stride + first;
-                store(to, D::select(lane > D::all_bits(j), sum, load(to)));
+                store(to, choose(first, j, load(to), sum));
             }
         }
-        const auto over_elements = [&](auto of) {
-            auto sum = D::all(0);
-            for (int64_t s = 0; s < sorted_; s += D::width) sum += of(s);
-            return sum;
-        };
         add_sums<double>(space_.h, 1, count_, [&](int64_t j) {
-            return over_elements([&](int64_t s) { return load(pull + j * stride + s); });
+            return sum_of_sorted(0, sorted_,
+                                 [&](int64_t s) { return load(pull + j * stride + s); });
         });
+        std::fill_n(space_.multiple, stride, 1.0);
         sorted_tails(ranks_, sorted_, space_);
         constexpr double precision = std::numeric_limits<T>::epsilon();
         add_sorted_covariance(ranks_, sorted_, precision * precision, space_);
@@ -316,7 +312,8 @@ Status ranking_gradient_of_row(const RankingGradientCall<T>& call, int64_t row, 
     ranks.n = n;
     ranks.tau = static_cast<double>(tau);
     measure_gaps(ranks, space);
-    place_thresholds(ranks, call.offset + row * k + ranks.infinite, space);
+    std::copy_n(call.offset + row * k + ranks.infinite, ranks.count, space.t);
+    place_thresholds(ranks, space.t, space);
     const T* x = canonical(call.scores, row, threads, space.scratch);
     RankGradient<T> gradient(x, call.grad + row * n * k, k, ranks, space);
     gradient.write((call.scores.largest ? T(1) : T(-1)) / tau, out);

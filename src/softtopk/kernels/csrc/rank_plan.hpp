@@ -18,7 +18,8 @@ int64_t ranks_reached(const Ranks<T>& ranks, double distance, double reach) {
     return static_cast<int64_t>(reach / distance);
 }
 
-// How many outsiders of the list, in whole vectors, have each of the ranks, nearest to K first.
+// How many outsiders of the list, in whole vectors, have each of the ranks, nearest to K first,
+// with so many `more` ranks for each outsider.
 template <class T>
 void measure_extents(const Ranks<T>& ranks, double reach, int64_t more, int64_t* extent) {
     std::fill_n(extent, ranks.count, int64_t{0});
@@ -101,8 +102,8 @@ void sorted_plans(const Ranks<T>& ranks, int64_t elements, const RankSpace<T>& s
     }
 }
 
-// M, times how often an element occurs, and N of these elements. Each is a sum of positive terms: 1
-// - M would have lost a small N.
+// M of these elements, times how often each occurs, and N. Both are sums of positive terms: a
+// difference from 1 would have lost a small N.
 template <class T>
 void sorted_tails(const Ranks<T>& ranks, int64_t elements, const RankSpace<T>& space) {
     using D = Vector<double>;
@@ -120,14 +121,30 @@ void sorted_tails(const Ranks<T>& ranks, int64_t elements, const RankSpace<T>& s
     }
 }
 
+// The sum of of(s) over vectors of sorted elements.
+template <class Of>
+SOFTTOPK_INLINE typename Vector<double>::V sum_of_sorted(int64_t begin, int64_t end, Of of) {
+    auto sum = Vector<double>::all(0);
+    for (int64_t s = begin; s < end; s += Vector<double>::width) sum += of(s);
+    return sum;
+}
+
+// For a vector of the sorted elements s, s + 1, ...: `upper` in the lanes up to j, then `lower`.
+SOFTTOPK_INLINE typename Vector<double>::V choose(int64_t s, int64_t j,
+                                                  typename Vector<double>::V upper,
+                                                  typename Vector<double>::V lower) {
+    using D = Vector<double>;
+    return D::select(lane_numbers<double>() + s > D::all_bits(j), lower, upper);
+}
+
 // to[j * step] += the sum of the lanes of vector_of(j), j < count
 template <class T, class VectorOf>
 SOFTTOPK_INLINE void add_sums(double* to, int64_t step, int64_t count, VectorOf vector_of) {
     for (int64_t j = 0; j < count; j += 4) {
         const int64_t last = count - 1;
-        const auto sums = sums_of_lanes<T>(
-            vector_of(j), vector_of(std::min(j + 1, last)), vector_of(std::min(j + 2, last)),
-            vector_of(std::min(j + 3, last)));
+        const auto sums =
+            sums_of_lanes<T>(vector_of(j), vector_of(std::min(j + 1, last)),
+                             vector_of(std::min(j + 2, last)), vector_of(std::min(j + 3, last)));
         const int64_t size = std::min<int64_t>(4, count - j);
         for (int64_t i = 0; i < size; ++i) {
             to[(j + i) * step] += static_cast<double>(sums[static_cast<size_t>(i)]);
@@ -176,6 +193,12 @@ SOFTTOPK_INLINE void outsider_tails(typename Vector<T>::V u, const T* factor, in
     }
 }
 
+// Outsiders below this have a plan of 0 for each of the K ranks.
+template <class T>
+T vanishing_below(const Ranks<T>& ranks) {
+    return ranks.pivot[ranks.count] + (ExpConstants<T>::lowest - 1) * static_cast<T>(ranks.tau);
+}
+
 template <class T>
 SOFTTOPK_INLINE typename Vector<T>::V exponential_below(typename Vector<T>::V v, T best, T tau) {
     using S = Vector<T>;
@@ -213,9 +236,8 @@ void add_outsider_mass(const Ranks<T>& ranks, double* mass, const RankSpace<T>& 
                                  store(sum + d * S::width, load(sum + d * S::width) + power);
                              }
                          });
-        add_sums<T>(mass + count - 1, -1, count, [&](int64_t d) {
-            return load(sum + d * S::width) * space.factor[d];
-        });
+        add_sums<T>(mass + count - 1, -1, count,
+                    [&](int64_t d) { return load(sum + d * S::width) * space.factor[d]; });
         mass[count] += sum_of_lanes<T>(last);
     }
     mass[count] -= static_cast<double>(filling<T>(ranks.listed));  // which has rank K

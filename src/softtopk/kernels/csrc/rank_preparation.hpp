@@ -70,16 +70,14 @@ int64_t take_if(List<const T> list, int64_t count, List<T> to, Inside inside) {
 // List the outsiders below `bound` that are no further than `reach` from the best one: u =
 // exp((x - best) / tau), followed by zeros up to a whole vector.
 template <class T>
-void list_outsiders(const T* x, Ranks<T>& ranks, T bound, double reach,
-                    const RankSpace<T>& space) {
+void list_outsiders(const T* x, Ranks<T>& ranks, T bound, double reach, const RankSpace<T>& space) {
     using S = Vector<T>;
     using V = typename S::V;
     const T best = ranks.pivot[ranks.count], tau = static_cast<T>(ranks.tau);
     const T cut = std::max(best - static_cast<T>(reach) * tau, std::numeric_limits<T>::lowest());
     const List<T> all{space.scratch.first, space.scratch.second};
-    const int64_t active = take_if<T>({x, nullptr}, ranks.n, all, [=](V v) {
-        return (v >= S::all(cut)) & (v < S::all(bound));
-    });
+    const int64_t active = take_if<T>(
+        {x, nullptr}, ranks.n, all, [=](V v) { return (v >= S::all(cut)) & (v < S::all(bound)); });
     double distance = reach / static_cast<double>(ranks.count + 1);
     for (T high = bound; ranks.listed < active; distance *= 2.0) {
         const bool rest = ranks.bands == kMaxBands - 1 || distance > 0.5 * reach ||
@@ -97,7 +95,9 @@ void list_outsiders(const T* x, Ranks<T>& ranks, T bound, double reach,
         high = low;
     }
     store(space.u + ranks.listed, S::all(-kInf<T>));
-    if (ranks.listed > 0) store(space.place + ranks.listed, S::all(space.place[ranks.listed - 1]));
+    if (ranks.listed > 0) {  // a place that can be read
+        std::fill_n(space.place + ranks.listed, S::width, space.place[ranks.listed - 1]);
+    }
     for (int64_t i = 0; i < ranks.listed; i += S::width) {
         store(space.u + i, exp_of_negative<T>((load(space.u + i) - best) / tau));
     }

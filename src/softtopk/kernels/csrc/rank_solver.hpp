@@ -7,7 +7,6 @@
 // One Sinkhorn iteration in terms of thresholds: rows to one, then columns to their mass.
 template <class T>
 void sweep(const Ranks<T>& ranks, double* t, const RankSpace<T>& space) {
-    using D = Vector<double>;
     const int64_t count = ranks.count;
     double* const mass = space.mass;
     place_thresholds(ranks, t, space);
@@ -15,11 +14,9 @@ void sweep(const Ranks<T>& ranks, double* t, const RankSpace<T>& space) {
     add_outsider_mass(ranks, mass, space);
     sorted_plans(ranks, count + 1, space);
     add_sums<double>(mass, 1, count + 1, [&](int64_t j) {
-        auto sum = D::all(0);
-        for (int64_t s = 0; s <= count; s += D::width) {
-            sum += load(space.plan + j * space.lanes + s) * load(space.multiple + s);
-        }
-        return sum;
+        const double* const plan = space.plan + j * space.lanes;
+        return sum_of_sorted(0, count + 1,
+                             [&](int64_t s) { return load(plan + s) * load(space.multiple + s); });
     });
     const double column = ranks.tied + static_cast<double>(ranks.listed);
     for (int64_t j = 0; j <= count; ++j) {
@@ -29,23 +26,23 @@ void sweep(const Ranks<T>& ranks, double* t, const RankSpace<T>& space) {
     for (int64_t j = 0; j < count; ++j) t[j] -= mass[j + 1] - mass[j];
 }
 
-// log(a / b), or near 1 its series, which is exact to a millionth where we look at it and has the
-// same zero and slope.
+// log(a / b). Near 1 the first two terms of its series will do: the error is below 1e-5 of it, and
+// vanishes at the root.
 inline double log_ratio(double a, double b) {
     const double d = 2.0 * (a - b) / (a + b);
-    return std::abs(d) < 0.25 ? d * (1.0 + d * d / 12.0) : std::log(a / b);
+    return std::abs(d) < 0.2 ? d * (1.0 + d * d / 12.0) : std::log(a / b);
 }
 
-// h at the thresholds t, and its norm. Leaves the tails of the sorted elements for `jacobian`.
+// h at the thresholds t, and its norm. Leaves the tails of the sorted elements for `linearise`.
 template <class T>
 double balance(const Ranks<T>& ranks, const double* t, const RankSpace<T>& space) {
     // Outsiders underflow in T. Where both leaks are about that small a threshold is decided: any
     // place is right to rounding, and there is nothing to solve.
     constexpr double tiny = std::numeric_limits<double>::min();
     constexpr double decided = 1e8 * std::numeric_limits<T>::min();
-    using D = Vector<double>;
     const int64_t count = ranks.count;
     double *const top = space.top, *const rest = space.rest;
+    const auto none = Vector<double>::all(0);
     place_thresholds(ranks, t, space);
     std::fill_n(top, count, 0.0);
     std::fill_n(rest, count + 1, 0.0);
@@ -53,21 +50,16 @@ double balance(const Ranks<T>& ranks, const double* t, const RankSpace<T>& space
     for (int64_t j = 1; j < count; ++j) rest[j] += rest[j - 1];
     sorted_plans(ranks, count + 1, space);
     sorted_tails(ranks, count + 1, space);
-    add_sums<double>(rest, 1, count, [&](int64_t j) {
-        auto sum = D::all(0);
-        for (int64_t s = j / D::width * D::width; s <= count; s += D::width) {
-            const auto after = lane_numbers<double>() + s > D::all_bits(j);
-            sum += D::select(after, load(space.upper + j * space.lanes + s), D::all(0));
-        }
-        return sum;
-    });
     add_sums<double>(top, 1, count, [&](int64_t j) {
-        auto sum = D::all(0);
-        for (int64_t s = 0; s <= j; s += D::width) {
-            const auto after = lane_numbers<double>() + s > D::all_bits(j);
-            sum += D::select(after, D::all(0), load(space.lower + j * space.lanes + s));
-        }
-        return sum;
+        const double* const lower = space.lower + j * space.lanes;
+        return sum_of_sorted(0, j + 1,
+                             [&](int64_t s) { return choose(s, j, load(lower + s), none); });
+    });
+    add_sums<double>(rest, 1, count, [&](int64_t j) {
+        const double* const upper = space.upper + j * space.lanes;
+        const int64_t first = j / Vector<double>::width * Vector<double>::width;
+        return sum_of_sorted(first, count + 1,
+                             [&](int64_t s) { return choose(s, j, none, load(upper + s)); });
     });
     double norm = 0.0;
     for (int64_t j = 0; j < count; ++j) {
@@ -80,28 +72,34 @@ double balance(const Ranks<T>& ranks, const double* t, const RankSpace<T>& space
     return norm;
 }
 
-// Newton's method needs the Jacobian of h only to first order: 
+// The system of a Newton step where `balance` has been called: H step = mean h, to a precision of
+// 1e-4.
+//
+// The derivative of h_j in threshold l is minus the sum H_jl, in which the terms of elements in
+// top_j are divided by the leak out of top_j, and the others by the leak into it. At the root the
+// two leaks are the same. So we divide all terms of row j by one mean of them, the one that is
+// right for l = j. The other entries are then wrong by the order of h, which costs Newton's method
+// nothing that we could measure, and the matrix is symmetric.
 template <class T>
-void jacobian(const Ranks<T>& ranks, const RankSpace<T>& space) {
+void linearise(const Ranks<T>& ranks, const RankSpace<T>& space) {
     const int64_t count = ranks.count;
+    double* const of_top = space.mass;  // the terms of H_jj in top_j
+    const auto none = Vector<double>::all(0);
+    std::fill_n(of_top, count, 0.0);
+    add_sums<double>(of_top, 1, count, [&](int64_t j) {
+        const double *const upper = space.upper + j * space.lanes, *const lower = space.lower +
+                                                                                  j * space.lanes;
+        return sum_of_sorted(0, j + 1, [&](int64_t s) {
+            return choose(s, j, load(upper + s) * load(lower + s), none);
+        });
+    });
     std::fill_n(space.matrix, count * space.stride, 0.0);
     add_outsider_covariance(space.near_extent, count, space);
     add_sorted_covariance(ranks, count + 1, 1e-8, space);
-    using D = Vector<double>;
-    double* const part = space.mass;
-    std::fill_n(part, count, 0.0);
-    add_sums<double>(part, 1, count, [&](int64_t j) {
-        auto sum = D::all(0);
-        for (int64_t s = 0; s <= j; s += D::width) {
-            const auto after = lane_numbers<double>() + s > D::all_bits(j);
-            sum += D::select(after, D::all(0), load(space.upper + j * space.lanes + s) * load(space.lower + j * space.lanes + s));
-        }
-        return sum;
-    });
     for (int64_t j = 0; j < count; ++j) {
-        const double h = space.matrix[j * space.stride + j];
-        const double slope = part[j] / space.top[j] + (h - part[j]) / space.rest[j];
-        space.mean[j] = space.rest[j] == kInfinity ? 0.0 : h / slope;
+        const double all = space.matrix[j * space.stride + j];
+        const double slope = of_top[j] / space.top[j] + (all - of_top[j]) / space.rest[j];
+        space.mean[j] = slope > 0.0 ? all / slope : 0.0;  // 0 where nothing is left to solve
     }
     factorise_covariance(space, count);
 }
@@ -123,20 +121,18 @@ bool solve_ranks(const Ranks<T>& ranks, const RankSpace<T>& space) {
     double norm = balance(ranks, t, space), norm_of_matrix = kInfinity, last_norm = 0.0;
     for (int step = 0; step < kMaxSteps; ++step) {
         if (norm <= precision) return true;
-        // A matrix that has taken this much off is good for another step.
+        // A matrix that has left so little of h is good for another step.
         const double rate = norm / last_norm;
         const bool again = rate < good;
         if (!again) {
-            jacobian(ranks, space);
+            linearise(ranks, space);
             norm_of_matrix = norm;
         }
-        for (int64_t j = 0; j < count; ++j) {
-            space.step[j] = space.mean[j] * space.h[j];
-        }
+        for (int64_t j = 0; j < count; ++j) space.step[j] = space.mean[j] * space.h[j];
         solve_covariance(space, space.step, count);
         for (int64_t j = 0; j < count; ++j) trial[j] = t[j] + space.step[j];
-        // The error after a step is about that before it times that at which the matrix was made,
-        // and no more than the last step has left of it.
+        // The error after a step is about that before it times that at which the matrix was made. A
+        // matrix that is used again takes as much off as the last time.
         const bool last = norm * (norm_of_matrix + 1e-4) <= 0.06 * precision ||
                           (again && norm * rate <= 0.5 * precision);
         if (!last) {

@@ -82,7 +82,7 @@ void write_outsiders(const T* x, int64_t k, const Ranks<T>& ranks, T* plan,
     using S = Vector<T>;
     const int64_t n = ranks.n, count = ranks.count, last = ranks.infinite + count;
     const T best = ranks.pivot[count], tau = static_cast<T>(ranks.tau);
-    const auto lowest = S::all(best + ExpConstants<T>::lowest * tau);
+    const auto lowest = S::all(vanishing_below(ranks));
     std::fill_n(space.weight, k + S::width, T(0));
     for (int64_t d = 0; d < count; ++d) space.weight[last - 1 - d] = space.factor[d];
     space.weight[last] = last < k ? T(1) : T(0);
