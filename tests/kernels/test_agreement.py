@@ -105,6 +105,18 @@ def test_sorted(shape, k, temperature, dtype):
     assert_agreement(sorted_soft_topk, scores.round(), k, temperature, largest=False)
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("k", [3, 4, 8, 9, 16, 17, 33, 64])
+def test_sorted_in_squares(k, dtype):
+    """As many ranks as elements at a time: the last ranks and the last elements fill no square.
+    Ranks that are out of reach are skipped. Row 1 has fewer elements than ranks."""
+    scores = torch.randn(3, 70, dtype=dtype)
+    mask = torch.ones(3, 70, dtype=torch.bool)
+    mask[1] = torch.randperm(70) < (k + 1) // 2
+    for eps in (0.01, 0.3, 3.0):
+        assert_agreement(sorted_soft_topk, scores, k, eps, mask=mask)
+
+
 numbers = st.sampled_from(
     [0.0, -0.0, -0.0, 1.0, -1.0, 1.5, 1e-3, 1e30, -1e30, 3e38, -3e38, 1e-38, math.inf, -math.inf]
 ) | st.floats(-4, 4, width=32)

@@ -11,11 +11,12 @@
 #include <cstring>
 #include <functional>
 #include <limits>
+#include <utility>
 
 #include "pool.hpp"
 
-// Not on Windows, where GCC does not align the stack for wide vectors.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(_WIN32)
+// Not on Windows, where GCC does not align the stack for wide vectors, nor without vector types.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(_WIN32) && !defined(SOFTTOPK_SCALAR)
 #define SOFTTOPK_X86 1
 #include <immintrin.h>
 #endif

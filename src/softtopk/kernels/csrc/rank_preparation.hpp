@@ -21,30 +21,13 @@ Census census_of(const T* x, int64_t n) {
     return census;
 }
 
-// The elements that are `inside`, one after the other.
-template <class T, class Inside>
-int64_t take_if(const T* list, int64_t count, T* to, Inside inside) {
-    using S = Vector<T>;
-    T* out = to;
-    int64_t i = 0;
-    const auto take = [&](typename S::V v) {
-        const unsigned bits = bits_of<T>(inside(v));
-        if (bits != 0) out += compress(out, v, bits);
-    };
-    for (; i + S::width <= count; i += S::width) take(load(list + i));
-    if (i < count) take(load_part(list + i, count - i, std::numeric_limits<T>::quiet_NaN()));
-    return out - to;
-}
-
-// In place: list -> exp((list - best) / tau), followed by zeros up to a whole vector.
-template <class T>
-void exponentiate_outsiders(T* list, int64_t count, T best, T tau) {
-    using S = Vector<T>;
-    for (int64_t i = 0; i < count; i += S::width) {
-        const auto v =
-            i + S::width <= count ? load(list + i) : load_part(list + i, count - i, -kInf<T>);
-        store(list + i, exp_of_negative<T>((v - best) / tau));
-    }
+// body(i) for every element above `value`.
+template <class T, class Body>
+SOFTTOPK_INLINE void each_above(const T* x, int64_t n, T value, Body body) {
+    each_vector<T>(0, n, [&](auto at) {
+        unsigned above = bits_of<T>(at.read(x, -kInf<T>) > Vector<T>::all(value));
+        for (; above != 0; above &= above - 1) body(at.i + lowest_of(above));
+    });
 }
 
 template <class T>
@@ -53,14 +36,79 @@ int64_t place_of(const Ranks<T>& ranks, T value) {
            ranks.pivot;
 }
 
+// Elements of a row and where they are in it, as the bits of an integer; `place` is null if they
+// are all of the row.
+template <class T>
+struct List {
+    T *value, *place;
+};
+
+// The elements that are `inside`, one after the other.
+template <class T, class Inside>
+int64_t take_if(List<const T> list, int64_t count, List<T> to, Inside inside) {
+    using S = Vector<T>;
+    using V = typename S::V;
+    int64_t taken = 0;
+    const auto take = [&](V v, int64_t i) {
+        const unsigned bits = bits_of<T>(inside(v));
+        if (bits == 0) return;
+        const V place =
+            list.place == nullptr
+                ? bit_cast<V>(lane_numbers<T>() + static_cast<typename Integer<T>::type>(i))
+                : load(list.place + i);
+        compress(to.place + taken, place, bits);
+        taken += compress(to.value + taken, v, bits);
+    };
+    int64_t i = 0;
+    for (; i + S::width <= count; i += S::width) take(load(list.value + i), i);
+    if (i < count) {
+        take(load_part(list.value + i, count - i, std::numeric_limits<T>::quiet_NaN()), i);
+    }
+    return taken;
+}
+
+// List the outsiders below `bound` that are no further than `reach` from the best one: u =
+// exp((x - best) / tau), followed by zeros up to a whole vector.
+template <class T>
+void list_outsiders(const T* x, Ranks<T>& ranks, T bound, double reach, const RankSpace<T>& space) {
+    using S = Vector<T>;
+    using V = typename S::V;
+    const T best = ranks.pivot[ranks.count], tau = static_cast<T>(ranks.tau);
+    const T cut = std::max(best - static_cast<T>(reach) * tau, std::numeric_limits<T>::lowest());
+    const List<T> all{space.scratch.first, space.scratch.second};
+    const int64_t active = take_if<T>(
+        {x, nullptr}, ranks.n, all, [=](V v) { return (v >= S::all(cut)) & (v < S::all(bound)); });
+    double distance = reach / static_cast<double>(ranks.count + 1);
+    for (T high = bound; ranks.listed < active; distance *= 2.0) {
+        const bool rest = ranks.bands == kMaxBands - 1 || distance > 0.5 * reach ||
+                          active - ranks.listed <= 4 * S::width;
+        const T low = rest ? cut : std::max(best - static_cast<T>(distance) * tau, cut);
+        const int64_t size = take_if<T>(
+            {all.value, all.place}, active, {space.u + ranks.listed, space.place + ranks.listed},
+            [=](V v) { return (v >= S::all(low)) & (v < S::all(high)); });
+        if (size > 0) {
+            const double nearest =
+                (static_cast<double>(best) - static_cast<double>(std::min(best, high))) / ranks.tau;
+            ranks.listed += size;
+            ranks.band[ranks.bands++] = {ranks.listed, nearest};
+        }
+        high = low;
+    }
+    store(space.u + ranks.listed, S::all(-kInf<T>));
+    if (ranks.listed > 0) {  // a place that can be read
+        std::fill_n(space.place + ranks.listed, S::width, space.place[ranks.listed - 1]);
+    }
+    for (int64_t i = 0; i < ranks.listed; i += S::width) {
+        store(space.u + i, exp_of_negative<T>((load(space.u + i) - best) / tau));
+    }
+}
+
 // The best elements in order to `pivot`, and the outsiders that matter to rounding to space.u.
 template <class T>
 Ranks<T> sort_out(const T* x, int64_t n, Census census, int64_t k, T tau, T* pivot, int threads,
                   const RankSpace<T>& space) {
     using S = Vector<T>;
     using V = typename S::V;
-    using Limits = std::numeric_limits<T>;
-    constexpr int64_t width = Vector<T>::width;
     const int64_t last = std::min(k, census.infinite + census.finite - 1);
     Ranks<T> ranks{};
     ranks.pivot = pivot;
@@ -70,35 +118,13 @@ Ranks<T> sort_out(const T* x, int64_t n, Census census, int64_t k, T tau, T* piv
     ranks.n = n;
     const Order<T> order = order_of(x, n, last + 1, threads, space.scratch);
     const T best = order.pivot;
-    const int64_t above = order.above - census.infinite;
-    const double reach = reach_of(n, Limits::epsilon());
-    const T cut = std::max(best - static_cast<T>(reach) * tau, Limits::lowest());
-    T* const list = space.scratch.first;
-    const int64_t active =
-        take_if(x, n, list, [=](V v) { return (v >= S::all(cut)) & (v < S::all(kInf<T>)); });
-    take_if(list, active, space.u, [=](V v) { return v > S::all(best); });
+    const int64_t above = take_if<T>({x, nullptr}, n, {space.u, space.place}, [=](V v) {
+        return (v > S::all(best)) & (v < S::all(kInf<T>));
+    });
     std::sort(space.u, space.u + above, std::greater<T>());
     std::copy_n(space.u, above, pivot);
     std::fill(pivot + above, pivot + ranks.count + 1, best);
     ranks.tied = static_cast<double>(above + order.tied - ranks.count);
-
-    int64_t left = active - above - order.tied, begin = 0;
-    double distance = reach / static_cast<double>(ranks.count + 1);
-    T high = best;
-    for (bool all = false; left > 0 && !all; distance *= 2.0) {
-        all = ranks.bands == kMaxBands - 1 || distance > 0.5 * reach || left <= 4 * width;
-        const T low = all ? cut : std::max(best - static_cast<T>(distance) * tau, cut);
-        const int64_t size = take_if(list, active, space.u + begin,
-                                     [=](V v) { return (v >= S::all(low)) & (v < S::all(high)); });
-        if (size > 0) {
-            const double nearest =
-                (static_cast<double>(best) - static_cast<double>(high)) / ranks.tau;
-            ranks.band[ranks.bands++] = {begin, begin + size, nearest};
-            exponentiate_outsiders(space.u + begin, size, best, tau);
-        }
-        begin += size + filling<T>(size);
-        left -= size;
-        high = low;
-    }
+    list_outsiders(x, ranks, best, reach_of(n, std::numeric_limits<T>::epsilon()), space);
     return ranks;
 }

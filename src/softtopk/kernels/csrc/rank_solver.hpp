@@ -12,15 +12,13 @@ void sweep(const Ranks<T>& ranks, double* t, const RankSpace<T>& space) {
     place_thresholds(ranks, t, space);
     std::fill_n(mass, count + 1, 0.0);
     add_outsider_mass(ranks, mass, space);
-    for (int64_t s = 0; s <= count; ++s) {
-        const double weight = s == count ? ranks.tied : 1.0;
-        sorted_plan(ranks, s, space, space.plan);
-        add_rows(mass, space.plan, 0, &weight, 1, count + 1);
-    }
-    double column = ranks.tied;
-    for (int b = 0; b < ranks.bands; ++b) {
-        column += static_cast<double>(ranks.band[b].end - ranks.band[b].begin);
-    }
+    sorted_plans(ranks, count + 1, space);
+    add_sums<double>(mass, 1, count + 1, [&](int64_t j) {
+        const double* const plan = space.plan + j * space.lanes;
+        return sum_of_sorted(0, count + 1,
+                             [&](int64_t s) { return load(plan + s) * load(space.multiple + s); });
+    });
+    const double column = ranks.tied + static_cast<double>(ranks.listed);
     for (int64_t j = 0; j <= count; ++j) {
         const double excess = std::max<double>(mass[j], std::numeric_limits<T>::min());
         mass[j] = std::log(j == count ? excess / column : excess);
@@ -28,7 +26,14 @@ void sweep(const Ranks<T>& ranks, double* t, const RankSpace<T>& space) {
     for (int64_t j = 0; j < count; ++j) t[j] -= mass[j + 1] - mass[j];
 }
 
-// h at the thresholds t, and its norm. Leaves the tails of the sorted elements for `jacobian`.
+// log(a / b). Near 1 the first two terms of its series will do: the error is below 1e-5 of it, and
+// vanishes at the root.
+inline double log_ratio(double a, double b) {
+    const double d = 2.0 * (a - b) / (a + b);
+    return std::abs(d) < 0.2 ? d * (1.0 + d * d / 12.0) : std::log(a / b);
+}
+
+// h at the thresholds t, and its norm. Leaves the tails of the sorted elements for `linearise`.
 template <class T>
 double balance(const Ranks<T>& ranks, const double* t, const RankSpace<T>& space) {
     // Outsiders underflow in T. Where both leaks are about that small a threshold is decided: any
@@ -37,102 +42,99 @@ double balance(const Ranks<T>& ranks, const double* t, const RankSpace<T>& space
     constexpr double decided = 1e8 * std::numeric_limits<T>::min();
     const int64_t count = ranks.count;
     double *const top = space.top, *const rest = space.rest;
+    const auto none = Vector<double>::all(0);
     place_thresholds(ranks, t, space);
     std::fill_n(top, count, 0.0);
     std::fill_n(rest, count + 1, 0.0);
     add_outsider_mass(ranks, rest, space);
     for (int64_t j = 1; j < count; ++j) rest[j] += rest[j - 1];
-    for (int64_t s = 0; s <= count; ++s) {
-        double *const upper = space.upper + s * count, *const lower = space.lower + s * count;
-        sorted_plan(ranks, s, space, space.plan);
-        tails_of(space.plan, count, upper, lower);
-        const double weight = s == count ? ranks.tied : 1.0;
-        for (int64_t j = 0; j < s; ++j) rest[j] += weight * upper[j];
-        for (int64_t j = s; j < count; ++j) top[j] += lower[j];
-    }
+    sorted_plans(ranks, count + 1, space);
+    sorted_tails(ranks, count + 1, space);
+    add_sums<double>(top, 1, count, [&](int64_t j) {
+        const double* const lower = space.lower + j * space.lanes;
+        return sum_of_sorted(0, j + 1,
+                             [&](int64_t s) { return choose(s, j, load(lower + s), none); });
+    });
+    add_sums<double>(rest, 1, count, [&](int64_t j) {
+        const double* const upper = space.upper + j * space.lanes;
+        const int64_t first = j / Vector<double>::width * Vector<double>::width;
+        return sum_of_sorted(first, count + 1,
+                             [&](int64_t s) { return choose(s, j, none, load(upper + s)); });
+    });
     double norm = 0.0;
     for (int64_t j = 0; j < count; ++j) {
         if (rest[j] < decided && top[j] < decided) rest[j] = top[j] = kInfinity;
         rest[j] = std::max(rest[j], tiny);
         top[j] = std::max(top[j], tiny);
-        space.h[j] = rest[j] == kInfinity ? 0.0 : std::log(rest[j] / top[j]);
+        space.h[j] = rest[j] == kInfinity ? 0.0 : log_ratio(rest[j], top[j]);
         norm = std::abs(space.h[j]) < kInfinity ? std::max(norm, std::abs(space.h[j])) : kInfinity;
     }
     return norm;
 }
 
-// The negative of the Jacobian of h, to a precision of 1e-4, where `balance` has been called.
+// The system of a Newton step where `balance` has been called: H step = mean h, to a precision of
+// 1e-4.
+//
+// The derivative of h_j in threshold l is minus the sum H_jl, in which the terms of elements in
+// top_j are divided by the leak out of top_j, and the others by the leak into it. At the root the
+// two leaks are the same. So we divide all terms of row j by one mean of them, the one that is
+// right for l = j. The other entries are then wrong by the order of h, which costs Newton's method
+// nothing that we could measure, and the matrix is symmetric.
 template <class T>
-void jacobian(const Ranks<T>& ranks, const RankSpace<T>& space) {
-    constexpr double precision = 1e-4, negligible = 1e-8;
-    const int64_t count = ranks.count, stride = space.block;
-    double *const top = space.top, *const rest = space.rest, *const matrix = space.matrix;
-    std::fill_n(matrix, count * count, 0.0);
-    each_outsider_block(ranks, precision, space, [&](int64_t first, int64_t size, int64_t reached) {
-        for (int64_t i = 0; i < size; i += Vector<T>::width) {
-            T *const plan = space.plan_block + i, *const lower = space.lower_block + i;
-            const auto scale =
-                outsider_plan<T>(load(space.u + first + i), space.factor, reached, stride, plan);
-            outsider_tails<T>(scale, reached, stride, plan, lower);
-        }
-        add_block(size, reached, ranks, space);
+void linearise(const Ranks<T>& ranks, const RankSpace<T>& space) {
+    const int64_t count = ranks.count;
+    double* const of_top = space.mass;  // the terms of H_jj in top_j
+    const auto none = Vector<double>::all(0);
+    std::fill_n(of_top, count, 0.0);
+    add_sums<double>(of_top, 1, count, [&](int64_t j) {
+        const double *const upper = space.upper + j * space.lanes, *const lower = space.lower +
+                                                                                  j * space.lanes;
+        return sum_of_sorted(0, j + 1, [&](int64_t s) {
+            return choose(s, j, load(upper + s) * load(lower + s), none);
+        });
     });
+    std::fill_n(space.matrix, count * space.stride, 0.0);
+    add_outsider_covariance(space.near_extent, count, space);
+    add_sorted_covariance(ranks, count + 1, 1e-8, space);
     for (int64_t j = 0; j < count; ++j) {
-        matrix[j * count + j] /= rest[j];
-        for (int64_t l = j + 1; l < count; ++l) {
-            const double sum = matrix[j * count + l];
-            matrix[j * count + l] = sum / rest[j];
-            matrix[l * count + j] = sum / rest[l];
-        }
+        const double all = space.matrix[j * space.stride + j];
+        const double slope = of_top[j] / space.top[j] + (all - of_top[j]) / space.rest[j];
+        space.mean[j] = slope > 0.0 ? all / slope : 0.0;  // 0 where nothing is left to solve
     }
-    double* const weight = space.step;
-    for (int64_t j = 0; j < count; ++j) {
-        double* const row = matrix + j * count;
-        if (rest[j] == kInfinity) {
-            row[j] = 1.0;
-            continue;
-        }
-        // Away from j, sorted elements leak less and less over it.
-        int64_t begin = j, end = j + 1;
-        while (begin > 0 && space.lower[(begin - 1) * count + j] > negligible * top[j]) --begin;
-        while (end <= count && space.upper[end * count + j] > negligible * rest[j]) ++end;
-        const auto weights = [&](const double* tails) {
-            for (int64_t s = begin; s < end; ++s) {
-                weight[s - begin] = tails[s * count + j] / (s <= j ? top[j] : rest[j]);
-            }
-            if (end == count + 1) weight[count - begin] *= ranks.tied;
-        };
-        weights(space.lower);
-        add_rows(row, space.upper + begin * count, count, weight, end - begin, j + 1);
-        weights(space.upper);
-        add_rows(row + j + 1, space.lower + begin * count + j + 1, count, weight, end - begin,
-                 count - 1 - j);
-    }
+    factorise_covariance(space, count);
 }
 
 // The thresholds of a row, into space.t. Returns whether they have converged.
 template <class T>
 bool solve_ranks(const Ranks<T>& ranks, const RankSpace<T>& space) {
-    constexpr double precision = std::numeric_limits<T>::epsilon(), far = 1.0, digit = 0.1;
+    constexpr double precision = std::numeric_limits<T>::epsilon(), far = 1.0, good = 0.04;
     constexpr int kMaxSteps = 60;
     const int64_t count = ranks.count;
     double *const t = space.t, *const trial = space.trial;
+    measure_extents(ranks, reach_of(ranks.n, precision), 0, space.extent);
+    measure_extents(ranks, reach_of(ranks.n, 1e-4), 0, space.near_extent);
+    std::fill_n(space.multiple, space.lanes, 0.0);
+    std::fill_n(space.multiple, count, 1.0);
+    space.multiple[count] = ranks.tied;
     for (int64_t j = 0; j < count; ++j) t[j] = -0.5 * space.gap[j];
     sweep(ranks, t, space);
     double norm = balance(ranks, t, space), norm_of_matrix = kInfinity, last_norm = 0.0;
     for (int step = 0; step < kMaxSteps; ++step) {
         if (norm <= precision) return true;
-        // A matrix that takes a digit off per step is good for another one.
-        if (!(norm < digit * last_norm)) {
-            jacobian(ranks, space);
-            factorise(space.matrix, space.inverse, count);
+        // A matrix that has left so little of h is good for another step.
+        const double rate = norm / last_norm;
+        const bool again = rate < good;
+        if (!again) {
+            linearise(ranks, space);
             norm_of_matrix = norm;
         }
-        std::copy_n(space.h, count, space.step);
-        solve_factorised(space.matrix, space.inverse, space.step, count);
+        for (int64_t j = 0; j < count; ++j) space.step[j] = space.mean[j] * space.h[j];
+        solve_covariance(space, space.step, count);
         for (int64_t j = 0; j < count; ++j) trial[j] = t[j] + space.step[j];
-        // The error after a step is about that before it times that at which the matrix was made.
-        const bool last = norm * (norm_of_matrix + 1e-4) <= 0.06 * precision;
+        // The error after a step is about that before it times that at which the matrix was made. A
+        // matrix that is used again takes as much off as the last time.
+        const bool last = norm * (norm_of_matrix + 1e-4) <= 0.06 * precision ||
+                          (again && norm * rate <= 0.5 * precision);
         if (!last) {
             if (norm > far) sweep(ranks, trial, space);
             last_norm = norm;

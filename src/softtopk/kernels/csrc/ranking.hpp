@@ -15,53 +15,112 @@
 // A tie between a sorted element and the next can be broken in any way, since the mass leaked out
 // of *some* j + 1 elements equals the mass leaked into the others.
 
-// The plan of a row whose thresholds have been placed.
+// A block of outsiders as the result wants them, element after element: u and the plan of rank K.
 template <class T>
-void write_plan(const T* x, int64_t n, int64_t k, const Ranks<T>& ranks, T* plan,
-                const RankSpace<T>& space) {
+struct OutsiderBlock {
+    static constexpr int64_t kLength = RankSpace<T>::kLongestBlock;
+    T u[kLength], scale[kLength];
+};
+
+// Write the plans of the outsiders of a block, (size, k). What is written after them, before `end`,
+// is garbage.
+//
+// Column j is scale weight_j u^(last - j), where `last` is the column of rank K. Vectors of one
+// column of several elements become vectors of several columns of one element, in squares.
+template <class T>
+void write_block(const OutsiderBlock<T>& block, int64_t size, const T* weight, int64_t last,
+                 int64_t k, T* to, T* end) {
     using S = Vector<T>;
-    constexpr double reach = 1.0 - static_cast<double>(ExpConstants<T>::lowest);
-    const int64_t first = ranks.infinite, count = ranks.count;
-    const T best = ranks.pivot[count], tau = static_cast<T>(ranks.tau);
-    const bool last_is_a_rank = first + count < k;
-    const auto write_top = [&](T value, T* to) {
-        if (value == kInf<T>) {
-            std::fill_n(to, first, 1 / static_cast<T>(first));
-            return;
+    using V = typename S::V;
+    const FlushToZero flush;
+    for (int64_t i = 0; i < size; i += S::width, to += S::width * k) {
+        const int64_t width = std::min<int64_t>(S::width, size - i);
+        const V u = load(block.u + i), u2 = u * u;
+        if (bits_of<T>(u > S::all(0)) == 0) {
+            std::fill_n(to, width * k, T(0));
+            continue;
         }
-        sorted_plan(ranks, place_of(ranks, value), space, space.plan);
-        const int64_t columns = count + (last_is_a_rank ? 1 : 0);
-        for (int64_t j = 0; j < columns; ++j) to[first + j] = static_cast<T>(space.plan[j]);
-    };
-    T lanes[S::width];
-    for (int64_t i = 0; i < n; i += S::width) {
-        const int64_t width = std::min<int64_t>(S::width, n - i);
-        const auto v = width == S::width ? load(x + i) : load_part(x + i, width, -kInf<T>);
-        const double nearest = nearest_of(ranks, v, best);
-        T* const to = plan + i * k;
-        std::fill_n(to, width * k, T(0));
-        if (nearest < reach) {
-            const int64_t reached = ranks_reached(ranks, nearest, reach);
-            const auto u = exponential_below<T>(v, best, tau);
-            const auto scale =
-                outsider_plan<T>(u, space.factor, reached, S::width, space.plan_block);
-            T* const column = to + first + count - 1;
-            for (int64_t d = 0; d < reached; ++d) {
-                store(lanes, load(space.plan_block + d * S::width) * scale);
-                for (int64_t lane = 0; lane < width; ++lane) column[lane * k - d] = lanes[lane];
+        V power = load(block.scale + i), next = power * u;  // two chains of products
+        // The last columns first: what they write of the next element is written over.
+        for (int64_t column = (k - 1) / S::width * S::width; column >= 0; column -= S::width) {
+            V square[S::width];
+            for (int j = S::width - 1; j >= 0; --j) {
+                if (j < last - column) {
+                    const V after = power * u2;
+                    power = next;
+                    next = after;
+                }
+                square[j] = power * weight[column + j];
             }
-            if (last_is_a_rank) {
-                store(lanes, S::select(u > S::all(0), scale, S::all(0)));
-                for (int64_t lane = 0; lane < width; ++lane) column[lane * k + 1] = lanes[lane];
+            transpose<T>(square);
+            T* at = to + column;
+            if (width == S::width && at + (S::width - 1) * k + S::width <= end) {
+                for (int lane = 0; lane < S::width; ++lane, at += k) store(at, square[lane]);
+            } else {
+                T rows[S::width * S::width];
+                for (int lane = 0; lane < S::width; ++lane) {
+                    store(rows + lane * S::width, square[lane]);
+                }
+                for (int64_t lane = 0; lane < width; ++lane, at += k) {
+                    std::copy_n(rows + lane * S::width, std::min<int64_t>(S::width, end - at), at);
+                }
             }
-        }
-        unsigned above = bits_of<T>(v > S::all(best));
-        for (int64_t lane = 0; above != 0; ++lane, above >>= 1) {
-            if ((above & 1) == 0) continue;
-            std::fill_n(to + lane * k, k, T(0));
-            write_top(x[i + lane], to + lane * k);
+            if (column > 0 && bits_of<T>(next > S::all(0)) == 0) {
+                for (int64_t lane = 0; lane < width; ++lane) {
+                    T* const row = to + lane * k;
+                    for (int64_t j = 0; j < column; j += S::width) store(row + j, S::all(0));
+                }
+                break;
+            }
         }
     }
+}
+
+template <class T>
+void write_outsiders(const T* x, int64_t k, const Ranks<T>& ranks, T* plan,
+                     const RankSpace<T>& space) {
+    using S = Vector<T>;
+    const int64_t n = ranks.n, count = ranks.count, last = ranks.infinite + count;
+    const T best = ranks.pivot[count], tau = static_cast<T>(ranks.tau);
+    const auto lowest = S::all(vanishing_below(ranks));
+    std::fill_n(space.weight, k + S::width, T(0));
+    for (int64_t d = 0; d < count; ++d) space.weight[last - 1 - d] = space.factor[d];
+    space.weight[last] = last < k ? T(1) : T(0);
+    OutsiderBlock<T> block;
+    for (int64_t begin = 0; begin < n; begin += block.kLength) {
+        const int64_t end = std::min(n, begin + block.kLength);
+        each_vector<T>(begin, end, [&](auto at) {
+            const auto v = at.read(x, -kInf<T>), none = S::all(0);
+            auto u = none, scale = none;
+            if (bits_of<T>(v >= lowest) != 0) {
+                u = exponential_below<T>(v, best, tau);
+                scale = S::select(u > none, outsider_scale<T>(u, space.factor, count), none);
+            }
+            store(block.u + at.i - begin, u);
+            store(block.scale + at.i - begin, scale);
+        });
+        write_block(block, end - begin, space.weight, last, k, plan + begin * k, plan + n * k);
+    }
+}
+
+// The plan of a row whose thresholds have been placed.
+template <class T>
+void write_plan(const T* x, int64_t k, const Ranks<T>& ranks, T* plan, const RankSpace<T>& space) {
+    const int64_t infinite = ranks.infinite, columns = std::min(ranks.count + 1, k - infinite);
+    write_outsiders(x, k, ranks, plan, space);
+    sorted_plans(ranks, ranks.count, space);
+    each_above(x, ranks.n, ranks.pivot[ranks.count], [&](int64_t i) {
+        T* const to = plan + i * k;
+        std::fill_n(to, k, T(0));
+        if (x[i] == kInf<T>) {
+            std::fill_n(to, infinite, 1 / static_cast<T>(infinite));
+            return;
+        }
+        const double* const from = space.plan + place_of(ranks, x[i]);
+        for (int64_t j = 0; j < columns; ++j) {
+            to[infinite + j] = static_cast<T>(from[j * space.lanes]);
+        }
+    });
 }
 
 // The plan of a row in which nothing is left to solve: a NaN, no rank left for the finite elements,
@@ -107,7 +166,7 @@ Status ranking_of_row(const RankingCall<T>& call, int64_t row, int threads,
     touch_up(ranks, space);
     std::copy_n(space.t, ranks.count, offset + ranks.infinite);
     place_thresholds(ranks, space.t, space);
-    write_plan(x, n, k, ranks, plan, space);
+    write_plan(x, k, ranks, plan, space);
     return kDone;
 }
 

@@ -109,6 +109,7 @@ struct Whole {
     using V = typename Vector<T>::V;
     int64_t i;
 
+    SOFTTOPK_INLINE int64_t size() const { return Vector<T>::width; }
     SOFTTOPK_INLINE V read(const T* from, T) const { return load(from + i); }
     SOFTTOPK_INLINE void write(T* to, V v) const { store(to + i, v); }
 };
@@ -117,6 +118,7 @@ struct Part {
     using V = typename Vector<T>::V;
     int64_t i, count;
 
+    SOFTTOPK_INLINE int64_t size() const { return count; }
     SOFTTOPK_INLINE V read(const T* from, T fill) const { return load_part(from + i, count, fill); }
     SOFTTOPK_INLINE void write(T* to, V v) const { store_part(to + i, count, v); }
 };

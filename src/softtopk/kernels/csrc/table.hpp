@@ -11,9 +11,10 @@
 #include "softmax.hpp"    // the softmax among the soft top k
 
 // k thresholds per row
-#include "linear.hpp"            // systems of equations
-#include "rank_space.hpp"        // the memory of a row
-#include "rank_plan.hpp"         // plans as products, and their sums
+#include "linear.hpp"      // systems of equations
+#include "rank_space.hpp"  // the memory of a row
+#include "rank_plan.hpp"   // plans as products, and their sums
+#include "rank_covariance.hpp"
 #include "rank_preparation.hpp"  // from scores to a problem for the solver
 #include "rank_solver.hpp"       // Newton's method
 #include "ranking.hpp"           // the plan

@@ -65,6 +65,17 @@ SOFTTOPK_INLINE void store(T* to, typename Vector<T>::V v) {
     std::memcpy(to, &v, sizeof(v));
 }
 
+// 0, 1, 2, ...
+template <class T>
+SOFTTOPK_INLINE typename Vector<T>::M lane_numbers() {
+    static constexpr auto kNumbers = [] {
+        std::array<typename Integer<T>::type, Vector<T>::width> numbers{};
+        for (int i = 0; i < Vector<T>::width; ++i) numbers[static_cast<size_t>(i)] = i;
+        return numbers;
+    }();
+    return bit_cast<typename Vector<T>::M>(kNumbers);
+}
+
 // A mask of the first `count` lanes, 0 <= count <= width.
 template <class T>
 SOFTTOPK_INLINE typename Vector<T>::M first_lanes(int64_t count) {
@@ -115,6 +126,52 @@ SOFTTOPK_INLINE void store_part(T* to, int64_t count, typename Vector<T>::V v) {
 #endif
 }
 
+#if defined(__GNUC__) && !defined(SOFTTOPK_SCALAR)
+template <bool upper, class T, int... lane>
+SOFTTOPK_INLINE typename Vector<T>::V zip(typename Vector<T>::V a, typename Vector<T>::V b,
+                                          std::integer_sequence<int, lane...>) {
+    constexpr int width = Vector<T>::width, first = upper ? width / 2 : 0;
+#if defined(__clang__)
+    return __builtin_shufflevector(a, b, (first + lane / 2 + lane % 2 * width)...);
+#else
+    return __builtin_shuffle(a, b, typename Vector<T>::M{(first + lane / 2 + lane % 2 * width)...});
+#endif
+}
+
+// Lanes of two vectors in turn: of their lower halves, or of their upper halves.
+template <class T>
+SOFTTOPK_INLINE typename Vector<T>::V zip_lower(typename Vector<T>::V a, typename Vector<T>::V b) {
+    return zip<false, T>(a, b, std::make_integer_sequence<int, Vector<T>::width>());
+}
+template <class T>
+SOFTTOPK_INLINE typename Vector<T>::V zip_upper(typename Vector<T>::V a, typename Vector<T>::V b) {
+    return zip<true, T>(a, b, std::make_integer_sequence<int, Vector<T>::width>());
+}
+#else
+template <class T>
+T zip_lower(T a, T) {
+    return a;
+}
+template <class T>
+T zip_upper(T, T b) {
+    return b;
+}
+#endif
+
+// Lane j of vector i becomes lane i of vector j, for as many vectors as there are lanes.
+template <class T>
+SOFTTOPK_INLINE void transpose(typename Vector<T>::V* v) {
+    constexpr int width = Vector<T>::width;
+    for (int size = 1; size < width; size *= 2) {
+        typename Vector<T>::V from[width];
+        for (int i = 0; i < width; ++i) from[i] = v[i];
+        for (int i = 0; i < width / 2; ++i) {
+            v[2 * i] = zip_lower<T>(from[i], from[i + width / 2]);
+            v[2 * i + 1] = zip_upper<T>(from[i], from[i + width / 2]);
+        }
+    }
+}
+
 // -|x|
 template <class T>
 SOFTTOPK_INLINE typename Vector<T>::V negative_of(typename Vector<T>::V x) {
@@ -153,6 +210,24 @@ SOFTTOPK_INLINE L reduce(V v, Op op) {
 template <class T>
 SOFTTOPK_INLINE T sum_of_lanes(typename Vector<T>::V v) {
     return reduce<T>(v, [](auto a, auto b) { return a + b; });
+}
+
+// The same of four vectors, for less than four times the price.
+template <class T>
+SOFTTOPK_INLINE std::array<T, 4> sums_of_lanes(typename Vector<T>::V a, typename Vector<T>::V b,
+                                               typename Vector<T>::V c, typename Vector<T>::V d) {
+    if constexpr (Vector<T>::width < 4) {
+        return {sum_of_lanes<T>(a), sum_of_lanes<T>(b), sum_of_lanes<T>(c), sum_of_lanes<T>(d)};
+    } else {
+        const auto first = zip_lower<T>(a, b) + zip_upper<T>(a, b),
+                   second = zip_lower<T>(c, d) + zip_upper<T>(c, d);
+        T lanes[Vector<T>::width];  // a, c, b, d, a, c, ...
+        store(lanes, zip_lower<T>(first, second) + zip_upper<T>(first, second));
+        for (int half = Vector<T>::width / 2; half >= 4; half /= 2) {
+            for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+        }
+        return {lanes[0], lanes[2], lanes[1], lanes[3]};
+    }
 }
 
 template <class T>
@@ -305,3 +380,28 @@ SOFTTOPK_INLINE typename Vector<T>::V exp_of_negative(typename Vector<T>::V x) {
         bit_cast<U>(shifted) - (bit_cast<typename Integer<T>::bits>(C::magic) - C::bias);
     return p * bit_cast<V>(exponent << C::mantissa);
 }
+
+// exp(x) likewise, for x of either sign; the largest results are about 1e38 or 1e308.
+template <class T>
+SOFTTOPK_INLINE typename Vector<T>::V exp_of(typename Vector<T>::V x) {
+    using S = Vector<T>;
+    constexpr T highest = -ExpConstants<T>::lowest;
+    return exp_of_negative<T>(S::select(x > S::all(highest), S::all(highest), x));
+}
+
+// While there is one, results below the smallest normal number are 0, as those of exp are. On x86
+// they would take many times as long as others.
+class FlushToZero {
+  public:
+#if defined(SOFTTOPK_X86)
+    FlushToZero() : before_(_mm_getcsr()) { _mm_setcsr(before_ | _MM_FLUSH_ZERO_ON); }
+    ~FlushToZero() { _mm_setcsr(before_); }
+    FlushToZero(const FlushToZero&) = delete;
+    FlushToZero& operator=(const FlushToZero&) = delete;
+
+  private:
+    unsigned before_;
+#else
+    FlushToZero() {}
+#endif
+};
