@@ -440,6 +440,43 @@ def test_the_first_call_after_a_fork():
     subprocess.run([sys.executable, "-W", "ignore", "-c", FORK], check=True, timeout=120)
 
 
+IN_PLACE = {**TOLERANCE, torch.bfloat16: 2.0**-8}
+
+
+def assert_in_place(scores, k, tau):
+    """The functions that work in place, on copies, against the others; bfloat16 in float32."""
+    library, dtype = kernels.native(), scores.dtype
+    wide = scores.float() if dtype == torch.bfloat16 else scores
+    grad = torch.randn(scores.shape).to(dtype)
+    a = torch.empty_like(wide)
+    w = library.softmax(wide, None, k, tau, indicator=a)
+    expected = library.softmax_gradient(w, a, grad.to(wide.dtype), tau)
+    again, found = scores.clone(), scores.clone()
+    root = library.softmax_in_place(found, k, tau)
+    library.softmax_backward(again, root, grad, tau)
+    size = 1.0 + float(expected.nan_to_num().abs().max())
+    close = {"rtol": IN_PLACE[dtype], "atol": IN_PLACE[dtype] * size, "equal_nan": True}
+    assert root.dtype == wide.dtype
+    torch.testing.assert_close((found, again), (w.to(dtype),) * 2, **close)
+    torch.testing.assert_close(grad, expected.to(dtype), **close)
+
+
+@pytest.mark.parametrize("dtype", IN_PLACE)
+@pytest.mark.parametrize("tau", [1e-4, 0.5, 10.0])
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (7, 2), (33, 40), (300, 5.5), (9000, 20)])
+def test_softmax_in_place(n, k, tau, dtype):
+    scores = torch.randn(9, n)
+    scores[1, ::2], scores[2], scores[3, 0], scores[4, -1] = (
+        -math.inf,
+        -math.inf,
+        math.inf,
+        math.nan,
+    )
+    scores[5], scores[6] = scores[5].round(), 1e30 * scores[6]
+    assert_in_place(scores.to(dtype), k, tau)
+    assert_in_place(scores.to(dtype), k, torch.rand(9, 1, dtype=torch.float64) + tau)
+
+
 @pytest.mark.parametrize("instruction_set", ["baseline", "avx2", "avx512"])
 def test_every_instruction_set(instruction_set, tmp_path, monkeypatch):
     """With a copy of the library, which has a choice of its own. A set that this machine lacks is
@@ -459,3 +496,5 @@ def test_every_instruction_set(instruction_set, tmp_path, monkeypatch):
         for operator, n, k in (*cases, (soft_topk_softmax, 301, 7)):
             for eps in (1e-4, 0.1, 10.0):
                 assert_agreement(operator, torch.randn(3, n, dtype=dtype), k, eps)
+    for dtype in IN_PLACE:
+        assert_in_place(torch.randn(3, 301, dtype=dtype), 7, 0.5)

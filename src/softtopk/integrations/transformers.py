@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from functools import wraps
 from importlib import import_module
 from typing import Any, Literal, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +38,11 @@ from transformers import (  # noqa: E402  # the line above says what to install
     PreTrainedModel,
 )
 from transformers.masking_utils import sdpa_mask  # noqa: E402
+
+try:  # what a model is asked to return, beside its output
+    from transformers.utils.output_capturing import _active_collector as _collector
+except ImportError:  # in earlier versions
+    _collector = None
 
 __all__ = ["NAME", "soft_topk_options", "use_soft_topk"]
 
@@ -77,6 +83,9 @@ class _Entry:
 # backward pass runs in its own and a text streamer needs one; and torch.compile traces a global,
 # but no context variable. Threads and generators may leave in another order than they came.
 _entries: list[_Entry] = []
+
+# Whether the weights of an attention module were asked for when its model was last called.
+_asked: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
 def use_soft_topk(
@@ -158,11 +167,12 @@ def soft_topk_attention_forward(
     dropout: float = 0.0,
     position_bias: Tensor | None = None,
     **kwargs: Any,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | None]:
     """Attention as transformers calls it.
 
     ``(batch, heads, L, E), (batch, kv_heads, S, E), (batch, kv_heads, S, Ev) ->
-    (batch, L, heads, Ev), (batch, heads, L, S)``: the output and the weights.
+    (batch, L, heads, Ev), (batch, heads, L, S)``: the output and the weights. Instead of weights
+    that the model is not asked for there is None.
 
     The mask is the whole truth, as for eager attention: `soft_topk_mask` leaves out no causal mask,
     for which ``is_causal`` would have to stand in, so that is not looked at. A step with a cache
@@ -175,7 +185,7 @@ def soft_topk_attention_forward(
                 f"{NAME!r} does not have: turn it off in the config, or use 'eager'"
             )
     options = _options(module)
-    output, weights = soft_topk_attention(
+    result = soft_topk_attention(
         query,
         key,
         value,
@@ -186,9 +196,10 @@ def soft_topk_attention_forward(
         dropout_p=dropout if module.training else 0.0,
         scale=scaling,
         enable_gqa=query.shape[1] != key.shape[1],
-        need_weights=True,
+        need_weights=_needs_weights(module, kwargs),
         hard=not module.training if options.hard == "eval" else options.hard,
     )
+    output, weights = result if isinstance(result, tuple) else (result, None)
     return output.transpose(1, 2).contiguous(), weights
 
 
@@ -231,6 +242,17 @@ def _options(module: nn.Module) -> _Options:
             "`with soft_topk_options(topk=...)`"
         )
     return _Options(**options)
+
+
+def _needs_weights(module: nn.Module, kwargs: Mapping[str, Any]) -> bool:
+    """Whether the weights may be asked for. Without them there is no tensor of their size."""
+    if kwargs.get("output_attentions") or _collector is None or torch.compiler.is_compiling():
+        return True
+    collected = _collector.get()
+    if collected is not None:
+        _asked[module] = any("attentions" in name for name in collected)
+    # Gradient checkpointing calls a layer again without its model, and wants the same from it.
+    return _asked.get(module, True)
 
 
 def _combined(mask: Tensor | None, position_bias: Tensor | None) -> Tensor | None:
