@@ -17,7 +17,7 @@ PACKAGE = ROOT / "src" / "softtopk"
 # What any part above them may import: choosing a path, checks, and what to install.
 HELPERS = {"_optional", "_dispatch", "_checks"}
 OPERATORS = {"functional", "nn"} | HELPERS
-APPLICATIONS = {"relaxations", "knn", "seq2seq"}
+APPLICATIONS = {"relaxations", "knn", "seq2seq", "distributed"}
 
 # Every top-level part of the package, lowest first, with the other parts it may import.
 # "__init__" stands for the package's public names.
@@ -35,6 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "functional": {"kernels"} | HELPERS,
     "nn": {"functional", "kernels"} | HELPERS,
     "__init__": OPERATORS,
+    "distributed": {"functional"} | HELPERS,
     "relaxations": OPERATORS | {"_random"},
     "knn": OPERATORS | {"_random", "_training", "_model_files", "relaxations"},
     "seq2seq": OPERATORS | {"_model_files"},

@@ -1,0 +1,83 @@
+"""Losses over the batches of all ranks: the candidates of all, and the mean over all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..functional._collectives import ranks_of
+from ..functional._rows import algebra_dtype, straight_through
+
+
+def gather(tensor: Tensor, *, dim: int = 0, group: Any = None) -> Tensor:
+    """The tensors of all ranks in one, in the order of the ranks, with the gradient that is right.
+
+    For templates or negatives: a loss then sees the candidates of every rank. The sizes along
+    ``dim`` may differ, and may be zero.
+
+    The backward pass gives every rank the *sum* of all ranks' gradients of its part. This is the
+    derivative of the sum of all ranks' losses. With `mean` as the loss, and the average over ranks
+    that ``DistributedDataParallel`` takes, parameters get the gradient of one process with the whole
+    batch. Every rank has to call ``backward``.
+
+    Without ``torch.distributed``, or with one process, this is ``tensor``.
+
+    Args:
+        tensor: Of one shape on all ranks, but for ``dim``, and of one dtype.
+        dim: The dimension to join along.
+        group: The process group, by default all processes.
+
+    >>> gather(torch.arange(3))
+    tensor([0, 1, 2])
+    """
+    ranks = ranks_of(group)
+    fault: Exception | None = None
+    call, size = "gather", 0
+    try:
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"tensor must be a torch.Tensor, got {type(tensor).__name__}")
+        if not -tensor.ndim <= dim < tensor.ndim:
+            raise ValueError(
+                f"dim={dim} is out of range for a tensor of shape {tuple(tensor.shape)}"
+            )
+        dim %= tensor.ndim
+        shape: list[int | str] = list(tensor.shape)
+        shape[dim], size = "any", tensor.shape[dim]
+        learned = tensor.requires_grad and torch.is_grad_enabled()
+        call += f"(shape={shape}, {tensor.dtype}, requires_grad={learned})"
+    except (TypeError, ValueError) as error:
+        fault = error
+    device = tensor.device if isinstance(tensor, Tensor) else torch.device("cpu")
+    sizes = ranks.agree(call, size, device, fault)
+    return ranks.concatenate(tensor, sizes, dim)
+
+
+def mean(losses: Tensor, *, count: float | None = None, group: Any = None) -> Tensor:
+    """The mean of all ranks' ``losses``, for a backward pass whose gradients are then *averaged*.
+
+    The value is the same on every rank: that of one process with the whole batch. The gradient is
+    that of the local part times the number of ranks. ``DistributedDataParallel`` averages over
+    ranks, which leaves the gradient of the value, whatever the sizes of the batches: a mean of
+    local means would weigh the samples of small batches more.
+
+    Args:
+        losses: Of any shape; of any size, zero included.
+        count: What to divide the sum by, by default the number of all ranks' elements. To
+            accumulate gradients over several batches, give the number of elements of all of them.
+        group: The process group, by default all processes.
+
+    >>> mean(torch.tensor([1.0, 2.0, 6.0]))
+    tensor(3.)
+    """
+    ranks = ranks_of(group)
+    local = losses.sum()
+    wide = algebra_dtype(local)
+    sums = torch.stack([local.detach().to(wide), local.new_tensor(losses.numel(), dtype=wide)])
+    total, number = ranks.sum(sums).unbind()
+    divisor = number if count is None else count
+    if count is None and not bool(number > 0):
+        raise ValueError("losses has no element on any rank; give at least one rank a batch")
+    value = (total / divisor).to(losses.dtype)
+    return straight_through(value, local * (ranks.count / divisor))
