@@ -19,8 +19,8 @@ def gather(tensor: Tensor, *, dim: int = 0, group: Any = None) -> Tensor:
 
     The backward pass gives every rank the *sum* of all ranks' gradients of its part. This is the
     derivative of the sum of all ranks' losses. With `mean` as the loss, and the average over ranks
-    that ``DistributedDataParallel`` takes, parameters get the gradient of one process with the whole
-    batch. Every rank has to call ``backward``.
+    that ``DistributedDataParallel`` takes, parameters get the gradient of one process with the
+    whole batch. Every rank has to call ``backward``.
 
     Without ``torch.distributed``, or with one process, this is ``tensor``.
 

@@ -13,7 +13,8 @@ import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,7 +24,8 @@ from torch import Tensor
 _MESSAGE, _DIGEST, _SIZE = 512, 16, 8
 
 
-class Ranks(NamedTuple):
+@dataclass(frozen=True)
+class Ranks:
     """The ranks of a group, from the point of view of one of them."""
 
     group: Any  #: None is the default group, or no group at all if count is 1
@@ -73,7 +75,7 @@ class Ranks(NamedTuple):
         if len(set(texts)) > 1:
             seen = "\n".join(f"  rank {rank}: {text}" for rank, text in enumerate(texts))
             raise ValueError(
-                f"all ranks must make the same call, apart from the size of their shard, got\n{seen}"
+                f"all ranks must make the same call, but for the size of their shard, got\n{seen}"
             )
         return sizes
 
@@ -121,9 +123,9 @@ def _explained(operation: str) -> Iterator[None]:
         yield
     except RuntimeError as error:
         raise RuntimeError(
-            f"{operation} failed: another rank has ended, has raised an error, or did not take part "
-            "within the timeout of its process group (init_process_group(timeout=...)); the first "
-            f"error of all ranks tells the cause. torch.distributed says: {error}"
+            f"{operation} failed: another rank has ended, has raised an error, or did not take "
+            "part within the timeout of the group (init_process_group(timeout=...)); look for the "
+            f"first error of all ranks. torch.distributed says: {error}"
         ) from error
 
 

@@ -30,7 +30,8 @@ So where nothing more is asked for, the operator is one call that keeps A and no
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -73,37 +74,82 @@ NEEDED_STEPS, MAX_STEPS = 6, 12
 # The solver.
 
 
+class Sides(NamedTuple):
+    """How the pivot divides a row, each (..., 1)."""
+
+    n_tied: Tensor  #: the number of elements tied with the pivot
+    share: Tensor  #: of these in the top
+    best: Tensor  #: the largest distance of the rest
+
+
 def solve_offset(d: Tensor, k: Tensor, max_steps: int = MAX_STEPS) -> tuple[Tensor, int]:
     """The root without derivatives, and the number of Newton steps it took, one at least.
 
     Fewer than the default show how it converges.
     """
-    info = torch.finfo(d.dtype)
-    n_tied, share, best = _sides(d, k)
-    tied_top, tied_rest = n_tied * share, n_tied * (1.0 - share)
-    d = without_negligible(d, d, best)
+    sides = _sides(d, k)
+    d = without_negligible(d, d, sides.best)
 
     # Scale each tail by its largest term, so that neither underflows: with e = exp(d - best),
     # sigmoid(d - t) = c e / (1 + c e), c = exp(best - t). One exp per element serves all steps.
-    e_rest = torch.exp(torch.where(d < 0, d - best, -math.inf))
+    e_rest = torch.exp(torch.where(d < 0, d - sides.best, -math.inf))
     e_top = torch.exp(torch.where(d > 0, -d, -math.inf))
+    one = torch.ones_like(sides.best)
 
-    def leak(e: Tensor, tied: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-        """Sum of e / (1 + c e), ties (e = 1) included, and the part of c e that has saturated."""
-        r, r_tied = e / torch.addcmul(one, c, e), 1.0 / (1.0 + c)
-        total = (r.sum(-1, keepdim=True) + tied * r_tied).clamp(min=info.tiny)
-        square = torch.linalg.vector_norm(r, dim=-1, keepdim=True).square()
+    def leaks(c_rest: Tensor, c_top: Tensor) -> Leaks:
+        r_rest = e_rest / torch.addcmul(one, c_rest, e_rest)
+        r_top = e_top / torch.addcmul(one, c_top, e_top)
+        return _sum_and_square(r_rest) + _sum_and_square(r_top)
+
+    return find_root(leaks, sides, max_steps=max_steps)
+
+
+#: Sums of r = e / (1 + c e) and of r^2 over the rest, and over the top, ties left out.
+Leaks = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def _sum_and_square(r: Tensor) -> tuple[Tensor, Tensor]:
+    square = torch.linalg.vector_norm(r, dim=-1, keepdim=True).square()
+    return r.sum(-1, keepdim=True), square
+
+
+def find_root(
+    leaks: Callable[[Tensor, Tensor], Leaks],
+    sides: Sides,
+    start: Tensor | None = None,
+    *,
+    max_steps: int = MAX_STEPS,
+    stop_early: bool = True,
+) -> tuple[Tensor, int]:
+    """The root (..., 1) by Newton's method, and the number of steps it took.
+
+    ``leaks`` are given the odds c of both sides. Without a ``start``, they are asked once more.
+    """
+    n_tied, share, best = sides
+    info = torch.finfo(best.dtype)
+    tied_top, tied_rest = n_tied * share, n_tied * (1.0 - share)
+
+    def with_ties(total: Tensor, square: Tensor, tied: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        """The sum, ties (e = 1) included, and the part of c e that has saturated."""
+        r_tied = 1.0 / (1.0 + c)
+        total = (total + tied * r_tied).clamp(min=info.tiny)
         return total, c * (square + tied * r_tied.square()) / total
 
-    # In the cold limit c -> 0 both tails are pure exponentials and the root is explicit.
-    one, cold = torch.ones_like(best), torch.zeros_like(best)
-    rest, top = leak(e_rest, tied_rest, cold)[0], leak(e_top, tied_top, cold)[0]
-    t = 0.5 * (best + torch.log(rest) - torch.log(top))
+    def measure(c_rest: Tensor, c_top: Tensor) -> Leaks:
+        rest, rest_square, top, top_square = leaks(c_rest, c_top)
+        return with_ties(rest, rest_square, tied_rest, c_rest) + with_ties(
+            top, top_square, tied_top, c_top
+        )
+
+    t = start
+    if t is None:  # in the cold limit c -> 0 both tails are pure exponentials, the root is explicit
+        cold = torch.zeros_like(best)
+        rest, _, top, _ = measure(cold, cold)
+        t = 0.5 * (best + torch.log(rest) - torch.log(top))
     low, high = torch.full_like(t, -math.inf), torch.full_like(t, math.inf)
     active = torch.ones_like(t, dtype=torch.bool)
     for steps in range(1, max_steps + 1):  # noqa: B007
-        rest, rest_saturated = leak(e_rest, tied_rest, _odds(best - t))
-        top, top_saturated = leak(e_top, tied_top, _odds(t))
+        rest, rest_saturated, top, top_saturated = measure(_odds(best - t), _odds(t))
         h = (best - t) - t + torch.log(rest) - torch.log(top)
         slope = (2.0 - rest_saturated - top_saturated).clamp(1.0, 2.0)
         low = torch.maximum(low, t + torch.minimum(0.5 * h, h))
@@ -112,19 +158,23 @@ def solve_offset(d: Tensor, k: Tensor, max_steps: int = MAX_STEPS) -> tuple[Tens
         # Convergence is quadratic: a step from within the root of the precision reaches it. Far
         # below the pivot h is only known to the rounding of its own terms.
         active = active & (h.abs() > 0.25 * math.sqrt(info.eps) - 4.0 * info.eps * best)
-        if is_readable(active) and not bool(active.any()):
+        if stop_early and is_readable(active) and not bool(active.any()):
             break
     return t.nan_to_num(nan=0.0), steps
 
 
-def _sides(d: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The number of elements tied with the pivot, their share of the top, and the largest distance
-    of the rest, all (..., 1)."""
+def _sides(d: Tensor, k: Tensor) -> Sides:
     n_above, n_tied = (d > 0).sum(-1, keepdim=True), (d == 0).sum(-1, keepdim=True)
-    share = (k - n_above).to(d.dtype) / n_tied.clamp(min=1)
     best = torch.where(d < 0, d, -math.inf).amax(-1, keepdim=True)
-    best = torch.where(n_tied * (1.0 - share) > 0, 0.0, best)
-    return n_tied, share, best.clamp(min=-0.125 * torch.finfo(d.dtype).max)
+    return sides_of(n_above, n_tied, best, k)
+
+
+def sides_of(n_above: Tensor, n_tied: Tensor, below: Tensor, k: Tensor) -> Sides:
+    """From the numbers of elements above the pivot and tied with it, and the largest distance
+    below it."""
+    share = (k - n_above).to(below.dtype) / n_tied.clamp(min=1)
+    best = torch.where(n_tied * (1.0 - share) > 0, 0.0, below)
+    return Sides(n_tied, share, best.clamp(min=-0.125 * torch.finfo(below.dtype).max))
 
 
 def _solve_offset(d: Tensor, k: Tensor) -> Tensor:
@@ -165,23 +215,44 @@ def _weights(d: Tensor, offset: Tensor, k: Tensor) -> Tensor:
     that part of their leak is added to the rest's. For constant shares the leak of the rest less
     that of the top is k less the places of the top: zero, with a derivative in k.
     """
-    info, fixed = torch.finfo(d.dtype), k.detach()
+    sides = _sides(d.detach(), k.detach())
+    slope, sums = slope_sums(d, offset, sides)
+    return weights_of(slope, d < 0, sums, offset, k, sides.best)
+
+
+def slope_sums(d: Tensor, offset: Tensor, sides: Sides) -> tuple[Tensor, Tensor]:
+    """s / c (..., n) and, of the rest and of the top, the leaks / c and the sums of s / c
+    (..., 4)."""
+    n_tied, share, best = sides
     rest, tied = d < 0, d == 0
-    n_tied, share, best = _sides(d.detach(), fixed)
     c_rest, c_top = _odds(best - offset), _odds(offset)
     # What is below the normal numbers takes a CPU ten times longer, and does not count.
-    e = F.threshold(torch.exp(torch.where(rest, d - best, -d)), info.tiny, 0.0)
+    e = torch.exp(torch.where(rest, d - best, -d))
+    e = F.threshold(e, torch.finfo(d.dtype).tiny, 0.0)
     kept = 1.0 / (1.0 + torch.where(rest, c_rest, c_top) * e)
     leak = e * kept
+    slope = leak * kept
     leak_top = (leak * torch.where(tied, share, 1.0)).masked_fill(rest, 0.0).sum(-1, keepdim=True)
     leak_rest = leak.masked_fill(~rest, 0.0).sum(-1, keepdim=True)
     if not is_readable(d) or bool((n_tied * (1.0 - share) > 0).any()):
         also_rest = (1.0 - share) / (torch.exp(-d.masked_fill(~tied, 0.0)) + c_rest)
         leak_rest = leak_rest + also_rest.masked_fill(~tied, 0.0).sum(-1, keepdim=True)
+    slope_rest = slope.masked_fill(~rest, 0.0).sum(-1, keepdim=True)
+    slope_top = slope.masked_fill(rest, 0.0).sum(-1, keepdim=True)
+    return slope, torch.cat([leak_rest, leak_top, slope_rest, slope_top], -1)
+
+
+def weights_of(
+    slope: Tensor, rest: Tensor, sums: Tensor, offset: Tensor, k: Tensor, best: Tensor
+) -> Tensor:
+    """w (..., n) from what `slope_sums` returns."""
+    tiny = torch.finfo(slope.dtype).tiny
+    leak_rest, leak_top, slope_rest, slope_top = sums.split(1, -1)
     if k.is_floating_point():
-        leak_rest = leak_rest + (fixed - k).to(d.dtype) * _capped_exp(offset - best)
-    weight = leak * kept / torch.where(rest, leak_rest, leak_top).clamp(min=info.tiny)
-    return weight / weight.sum(-1, keepdim=True).clamp(min=info.tiny)
+        leak_rest = leak_rest + (k.detach() - k).to(slope.dtype) * _capped_exp(offset - best)
+    leak_rest, leak_top = leak_rest.clamp(min=tiny), leak_top.clamp(min=tiny)
+    total = (slope_rest / leak_rest + slope_top / leak_top).clamp(min=tiny)
+    return slope / torch.where(rest, leak_rest, leak_top) / total
 
 
 def _odds(exponent: Tensor) -> Tensor:
