@@ -22,7 +22,7 @@ Count = int | float | Tensor
 Strength = float | Tensor
 
 
-def check_scores(scores: Tensor, dim: int) -> int:
+def check_scores(scores: Tensor, dim: int, *, may_be_empty: bool = False) -> int:
     """Check ``scores`` and return ``dim`` counted from the front."""
     if not isinstance(scores, Tensor):
         raise TypeError(f"scores must be a torch.Tensor, got {type(scores).__name__}")
@@ -41,7 +41,7 @@ def check_scores(scores: Tensor, dim: int) -> int:
             f"use {-scores.ndim} to {scores.ndim - 1}"
         )
     dim %= scores.ndim
-    if scores.shape[dim] == 0:
+    if scores.shape[dim] == 0 and not may_be_empty:
         raise ValueError(
             f"scores has no element along dim={dim} (shape {tuple(scores.shape)}); "
             "a top-k needs at least one"

@@ -100,13 +100,20 @@ def rows_of(
         mask = mask.expand(scores.shape).movedim(dim, -1)
     if dim != scores.ndim - 1:
         scores = scores.movedim(dim, -1)
-    scale: Strength = 1.0
-    if normalize is not None:
-        wide = scores.detach().to(compute_dtype(dtype))
-        taking_part = canonical(wide, mask, largest=True)  # only infinity has a sign
-        scale = largest_cost(taking_part, last_anchor, normalize)
-    tau = temperature(eps, scale, compute_dtype(dtype))
-    return Rows(scores, mask, tau, scale, eps, dim, dtype, largest)
+    tau = temperature(eps, 1.0, compute_dtype(dtype))
+    rows = Rows(scores, mask, tau, 1.0, eps, dim, dtype, largest)
+    if normalize is None:
+        return rows
+    wide = scores.detach().to(compute_dtype(dtype))
+    taking_part = canonical(wide, mask, largest=True)  # only infinity has a sign
+    return normalized(rows, extremes_of(taking_part), last_anchor, normalize)
+
+
+def normalized(rows: Rows, extremes: Tensor, last_anchor: int, normalize: str) -> Rows:
+    """The same with a cost that is divided by its largest entry."""
+    scale = largest_cost(extremes, last_anchor, normalize)
+    tau = temperature(rows.eps, scale, compute_dtype(rows.dtype))
+    return rows._replace(tau=tau, scale=scale)
 
 
 def unsorted_rows(
@@ -163,22 +170,27 @@ def algebra_dtype(like: Tensor) -> torch.dtype:
     return torch.float64
 
 
-def largest_cost(x: Tensor, last_anchor: int, normalize: str) -> Tensor:
+def extremes_of(x: Tensor) -> Tensor:
+    """The largest finite score of every row, and minus the least, (..., 2)."""
+    finite = x.isfinite()
+    high = torch.where(finite, x, -math.inf).amax(-1, keepdim=True)
+    return torch.cat([high, torch.where(finite, -x, -math.inf).amax(-1, keepdim=True)], -1)
+
+
+def largest_cost(extremes: Tensor, last_anchor: int, normalize: str) -> Tensor:
     """The largest (x_i - y_j)^2 over anchors y = 0..last_anchor, per row or over all: (..., 1).
 
-    Infinite scores do not count. The square is convex, so the extremes of x and of the anchors
-    suffice.
+    The square is convex, so the extremes of x and of the anchors suffice.
     """
-    finite = x.isfinite()
-    low = torch.where(finite, x, math.inf).amin(-1, keepdim=True)
-    high = torch.where(finite, x, -math.inf).amax(-1, keepdim=True)
+    high, minus_low = extremes.split(1, -1)
+    low = -minus_low
     ends = torch.cat([low, high, low - last_anchor, high - last_anchor], -1)
     distance = ends.abs().amax(-1, keepdim=True)
     distance = torch.where(distance.isfinite(), distance, 0.0)  # no element takes part
     if normalize == "batch" and distance.numel():
         distance = distance.amax().expand_as(distance)
     distance = torch.where(distance > 0, distance, 1.0)
-    return distance.square().clamp(max=torch.finfo(x.dtype).max)
+    return distance.square().clamp(max=torch.finfo(distance.dtype).max)
 
 
 def places_of(k: Count, x: Tensor) -> Tensor:
@@ -254,13 +266,21 @@ def distances(x: Tensor, pivot: Tensor, places: Tensor, tau: Strength) -> tuple[
     gradient: the operators are shift-invariant.
     """
     fixed = x.detach()  # unlike no_grad this stops forward mode too
-    row_tau = tau.unsqueeze(-1) if isinstance(tau, Tensor) else tau
     if _nothing_decided(fixed, places, tau):
+        row_tau = tau.unsqueeze(-1) if isinstance(tau, Tensor) else tau
         return (x.unsqueeze(-1) - pivot.unsqueeze(-2)) / row_tau, pivot
     pivot = _settle(fixed, pivot, places)
-    raw, decided = _outcome(fixed, pivot, places, row_tau)
+    crowded = places < (fixed == math.inf).sum(-1, keepdim=True)
+    return measured(x, pivot, places, tau, crowded), pivot
+
+
+def measured(x: Tensor, pivot: Tensor, places: Tensor, tau: Strength, crowded: Tensor) -> Tensor:
+    """Distances (..., n, m) from settled pivots. ``crowded`` says where more infinite scores than
+    places are (..., m)."""
+    row_tau = tau.unsqueeze(-1) if isinstance(tau, Tensor) else tau
+    raw, decided = _outcome(x.detach(), pivot, places, row_tau, crowded)
     free = (x.unsqueeze(-1) - pivot.unsqueeze(-2)).masked_fill(decided, 0.0)
-    return torch.where(decided, raw, free / row_tau), pivot
+    return torch.where(decided, raw, free / row_tau)
 
 
 def _nothing_decided(x: Tensor, places: Tensor, tau: Strength) -> bool:
@@ -286,7 +306,9 @@ def _settle(x: Tensor, pivot: Tensor, places: Tensor) -> Tensor:
     return torch.where(x.isnan().any(-1, keepdim=True), math.nan, pivot)
 
 
-def _outcome(x: Tensor, pivot: Tensor, places: Tensor, tau: Strength) -> tuple[Tensor, Tensor]:
+def _outcome(
+    x: Tensor, pivot: Tensor, places: Tensor, tau: Strength, crowded: Tensor
+) -> tuple[Tensor, Tensor]:
     """Distances (..., n, m) of the elements that are decided, and which are.
 
     Taken out of the division by tau, they cannot put 0 * inf into its derivative.
@@ -295,7 +317,7 @@ def _outcome(x: Tensor, pivot: Tensor, places: Tensor, tau: Strength) -> tuple[T
     ahead = x == math.inf
     raw = torch.where(x == -math.inf, -math.inf, x - pivot)
     # Infinite scores share the places when there are too few, else each has one of its own.
-    tie = torch.where(places < ahead.sum(-2), 0.0, math.inf).to(x.dtype)
+    tie = torch.where(crowded, 0.0, math.inf).to(x.dtype)
     tie = torch.where(places <= 0, -math.inf, tie).unsqueeze(-2)
     raw = torch.where(ahead & (pivot == math.inf), tie, raw)
     decided = ~(raw.abs() <= _overflow_bound(x, tau)) | ahead

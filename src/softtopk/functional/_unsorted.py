@@ -249,7 +249,7 @@ def weights_of(
     tiny = torch.finfo(slope.dtype).tiny
     leak_rest, leak_top, slope_rest, slope_top = sums.split(1, -1)
     if k.is_floating_point():
-        leak_rest = leak_rest + (k.detach() - k).to(slope.dtype) * _capped_exp(offset - best)
+        leak_rest = leak_rest + (k.detach() - k).to(slope.dtype) * capped_exp(offset - best)
     leak_rest, leak_top = leak_rest.clamp(min=tiny), leak_top.clamp(min=tiny)
     total = (slope_rest / leak_rest + slope_top / leak_top).clamp(min=tiny)
     return slope / torch.where(rest, leak_rest, leak_top) / total
@@ -259,7 +259,7 @@ def _odds(exponent: Tensor) -> Tensor:
     return torch.exp(exponent.clamp(max=math.log(torch.finfo(exponent.dtype).max) - 1.0))
 
 
-def _capped_exp(value: Tensor) -> Tensor:
+def capped_exp(value: Tensor) -> Tensor:
     """exp, but at most 1 / precision."""
     return torch.exp(value.clamp(max=-math.log(torch.finfo(value.dtype).eps)))
 
@@ -270,7 +270,7 @@ def _reciprocal(d: Tensor, offset: Tensor) -> Tensor:
     At low temperature it truly has no bound, as the root jumps from one element to the next where k
     passes an integer. It is capped.
     """
-    return _capped_exp(-torch.logsumexp(log_slope(d - offset), -1, keepdim=True))
+    return capped_exp(-torch.logsumexp(log_slope(d - offset), -1, keepdim=True))
 
 
 class _Offset(torch.autograd.Function):
@@ -525,9 +525,12 @@ def log_indicator(rows: Rows, k: Count, solver: Solver) -> Tensor:
 def plain_log_indicator(
     x: Tensor, mask: Tensor | None, k: Count, tau: Strength, largest: bool
 ) -> Tensor:
-    logits = _logits(canonical(x, mask, largest), k, tau)
-    # log sigmoid as a softplus, which keeps less for backward than logsigmoid. At -inf its slope
-    # is 1, which would let the constant -inf move the threshold.
+    return log_sigmoid(_logits(canonical(x, mask, largest), k, tau))
+
+
+def log_sigmoid(logits: Tensor) -> Tensor:
+    # As a softplus, which keeps less for backward than logsigmoid. At -inf its slope is 1, which
+    # would let the constant -inf move the threshold.
     return torch.where(logits == -math.inf, -math.inf, -F.softplus(-logits, threshold=50.0))
 
 

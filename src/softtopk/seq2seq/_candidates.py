@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..functional._rows import largest_cost
+from ..functional._rows import extremes_of, largest_cost
 
 BLOCK = 64  # elements that are represented by their maximum in a first pass
 FIRST = 64  # candidates to begin with
@@ -77,7 +77,7 @@ def normalised_eps(extended: Tensor, k: int, eps: float, normalize: str) -> Tens
 
     The paper's cost is (x - y)^2 with x the negative log-likelihoods and anchors y from 0 to k.
     """
-    return eps * largest_cost(-extended.flatten(1), k, normalize).squeeze(1)
+    return eps * largest_cost(extremes_of(-extended.flatten(1)), k, normalize).squeeze(1)
 
 
 def largest(x: Tensor, m: int) -> tuple[Tensor, Tensor]:
