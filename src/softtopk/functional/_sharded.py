@@ -164,7 +164,9 @@ class Cut(NamedTuple):
 
 def find_cut(shard: Shard) -> Cut:
     x = shard.rows.scores.detach()
-    extremes = x[..., :0] if shard.normalize is None else extremes_of(x)
+    extremes = x[..., :0]
+    if shard.normalize is not None:
+        extremes = extremes_of(x if shard.rows.largest else -x)  # as they were given
     has_nan = x.isnan().any(-1, keepdim=True)
     x = torch.where(x.isnan(), math.inf, x)
     places = _last_place(shard)
