@@ -21,6 +21,7 @@ from .. import kernels
 from .._checks import Count, Strength, check_flag
 from .._dispatch import dense, library_for, may_differentiate, path_of
 from ._launch import launch
+from ._mesh import takes_dtensors
 from ._rows import (
     Normalize,
     Rows,
@@ -45,6 +46,7 @@ from ._unsorted import (
 PIECE = 2**16  # elements
 
 
+@takes_dtensors
 def soft_topk_softmax(
     scores: Tensor,
     k: Count,

@@ -58,6 +58,7 @@ from .._dispatch import (
     triton_for,
 )
 from ._autograd import batch_first, opaque
+from ._mesh import takes_dtensors
 from ._rows import (
     Normalize,
     Rows,
@@ -516,6 +517,7 @@ _sorted_soft_topk_op = opaque(
 # The public function.
 
 
+@takes_dtensors
 def sorted_soft_topk(
     scores: Tensor,
     k: int,

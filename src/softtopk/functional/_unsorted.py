@@ -51,6 +51,7 @@ from .._dispatch import (
 )
 from ._autograd import batch_first, opaque
 from ._launch import launch
+from ._mesh import takes_dtensors
 from ._rows import (
     Normalize,
     Rows,
@@ -546,6 +547,7 @@ def _plain_threshold(
 # The public functions.
 
 
+@takes_dtensors
 def soft_topk(
     scores: Tensor,
     k: Count,
@@ -627,6 +629,7 @@ def soft_topk(
     return rows.restore(straight_through(selected, soft) if hard else soft)
 
 
+@takes_dtensors
 def log_soft_topk(
     scores: Tensor,
     k: Count,
@@ -652,6 +655,7 @@ def log_soft_topk(
     return rows.restore(log_indicator(rows, k, solver))
 
 
+@takes_dtensors
 def topk_threshold(
     scores: Tensor,
     k: Count,
