@@ -278,6 +278,8 @@ def measured(x: Tensor, pivot: Tensor, places: Tensor, tau: Strength, crowded: T
     """Distances (..., n, m) from settled pivots. ``crowded`` says where more infinite scores than
     places are (..., m)."""
     row_tau = tau.unsqueeze(-1) if isinstance(tau, Tensor) else tau
+    if _nothing_far(x.detach(), pivot, tau):
+        return (x.unsqueeze(-1) - pivot.unsqueeze(-2)) / row_tau
     raw, decided = _outcome(x.detach(), pivot, places, row_tau, crowded)
     free = (x.unsqueeze(-1) - pivot.unsqueeze(-2)).masked_fill(decided, 0.0)
     return torch.where(decided, raw, free / row_tau)
@@ -288,13 +290,22 @@ def _nothing_decided(x: Tensor, places: Tensor, tau: Strength) -> bool:
 
     A short cut only, taken where looking at the values is free.
     """
-    tensors = (x, places, tau) if isinstance(tau, Tensor) else (x, places)
-    if not (is_readable(*tensors) and x.numel()):
+    if not is_readable(places):
+        return False
+    return _nothing_far(x, x, tau) and bool(((places > 0) & (places < x.shape[-1])).all())
+
+
+def _nothing_far(x: Tensor, pivot: Tensor, tau: Strength) -> bool:
+    """Whether all scores and pivots are finite, and near enough for the quotient; see above."""
+    tensors = (x, pivot, tau) if isinstance(tau, Tensor) else (x, pivot)
+    if not is_readable(*tensors) or not x.numel():
         return False
     low, high = x.aminmax()
+    if pivot is not x:
+        low, high = torch.minimum(low, pivot.amin()), torch.maximum(high, pivot.amax())
     bound = _overflow_bound(x, tau)
     lowest = bound.min() if isinstance(bound, Tensor) else bound
-    return bool(((high - low) <= lowest) & ((places > 0) & (places < x.shape[-1])).all())
+    return bool((high - low) <= lowest)
 
 
 def _settle(x: Tensor, pivot: Tensor, places: Tensor) -> Tensor:

@@ -62,8 +62,8 @@ MOST_CANDIDATES, SPLITTERS, DEVIATIONS = 4096, 1024, 6.0
 BINS, BEYOND = 256, 8.0
 #: Newton's steps after the bins.
 STEPS = 2
-#: Elements that are worked on at once, which bounds the temporary memory.
-BLOCK = 1 << 22
+#: Elements that are worked on at once: they fit into a cache, and bound the temporary memory.
+BLOCK = 1 << 17
 
 
 # The arguments.
@@ -221,13 +221,16 @@ def _ceiling(x: Tensor, places: Tensor, shard: Shard) -> tuple[Tensor, Tensor]:
     splitters = samples.gather(-1, index.clamp(max=samples.shape[-1] - 1))
     ascending = F.pad(splitters.flip(-1), (0, 1), value=math.inf)
 
-    # How many elements have j splitters below them, and how many have j below or at them.
+    # How many elements have j splitters below them, and how many of these are at the next one.
     counts = torch.zeros(2, *x.shape[:-1], SPLITTERS + 2, dtype=torch.int64, device=x.device)
+    bounds = F.pad(ascending, (0, 1), value=math.nan)
     for (block,) in _blocks(x):
-        for side, right in enumerate((False, True)):
-            below = torch.searchsorted(ascending, block.contiguous(), right=right)
-            counts[side].scatter_add_(-1, below, torch.ones_like(below))
-    n_above, n_from = ranks.sum(counts).flip(-1).cumsum(-1).flip(-1)[..., 1:].unbind()
+        n_below = torch.searchsorted(ascending, block.contiguous())
+        counts[0].scatter_add_(-1, n_below, torch.ones_like(n_below))
+        counts[1].scatter_add_(-1, n_below, (bounds.gather(-1, n_below) == block).long())
+    n_between, n_at = ranks.sum(counts).unbind()
+    n_above = n_between.flip(-1).cumsum(-1).flip(-1)[..., 1:]
+    n_from = n_above + n_at[..., :-1]
     chosen = (n_above >= places).sum(-1, keepdim=True)  # the lowest that fewer than k exceed
     return ascending.gather(-1, chosen), n_from.gather(-1, chosen)
 
@@ -279,39 +282,39 @@ def solve(d: Tensor, best: Tensor, k: Tensor, shard: Shard) -> tuple[Tensor, Sid
     n_bins = BINS + 1  # the last has no end
     per_unit = BINS / (math.log(2 * shard.n) + BEYOND)
     number = torch.zeros(*d.shape[:-1], 2 * n_bins + 1, dtype=wide, device=d.device)
-    odds = torch.zeros_like(number)
-    for (block,) in _blocks(d):
-        rest = block < 0
-        below_one = torch.where(rest, best - block, block).nan_to_num(math.inf)  # -log e
-        index = (below_one * per_unit).clamp(max=BINS).long() + n_bins * rest
-        index = index.masked_fill(block == 0, 2 * n_bins)  # ties in a bin of their own
-        number.scatter_add_(-1, index, torch.ones_like(block, dtype=wide))
-        odds.scatter_add_(-1, index, torch.exp(-below_one).to(wide))
+    odds, one = torch.zeros_like(number), torch.ones((), dtype=wide, device=d.device)
+    e, rest = torch.empty_like(d), d < 0
+    for some_d, some_e, some_rest in _blocks(d, e, rest):
+        depth = torch.where(some_rest, best - some_d, some_d).nan_to_num_(math.inf)  # -log e
+        torch.exp(-depth, out=some_e)
+        index = depth.mul_(per_unit).clamp_(max=BINS).long().add_(some_rest, alpha=n_bins)
+        index.masked_fill_(some_d == 0, 2 * n_bins)  # ties in a bin of their own
+        number.scatter_add_(-1, index, one.expand(index.shape))
+        odds.scatter_add_(-1, index, some_e.to(wide))
+        some_e.masked_fill_(some_d == 0, 0.0)
     number, odds = shard.ranks.sum(torch.stack([number, odds]))
     n_tied, n_above = number[..., -1:], number[..., :n_bins].sum(-1, keepdim=True)
     share = (k - n_above) / n_tied.clamp(min=1)
     sides = Sides(n_tied.to(d.dtype), share.to(d.dtype), best)
-    number, odds = number.to(d.dtype), odds.to(d.dtype)
-    number = number[..., :-1].unflatten(-1, (2, n_bins))
-    mean = odds[..., :-1].unflatten(-1, (2, n_bins)) / number.clamp(min=1.0)
+    number = number[..., :-1].unflatten(-1, (2, n_bins)).to(d.dtype)
+    mean = odds[..., :-1].unflatten(-1, (2, n_bins)).to(d.dtype) / number.clamp(min=1.0)
 
     def leaks_of_bins(c_rest: Tensor, c_top: Tensor) -> Leaks:
         r = mean / (1.0 + torch.stack([c_top, c_rest], -2) * mean)
-        top, rest = (number * r).sum(-1).unsqueeze(-1).unbind(-2)
-        top_square, rest_square = (number * r.square()).sum(-1).unsqueeze(-1).unbind(-2)
+        top, rest = (number * r).sum(-1).split(1, -1)
+        top_square, rest_square = (number * r.square()).sum(-1).split(1, -1)
         return rest, rest_square, top, top_square
 
     def leaks(c_rest: Tensor, c_top: Tensor) -> Leaks:
         sums = torch.zeros(*d.shape[:-1], 4, dtype=wide, device=d.device)
-        for (block,) in _blocks(d):
-            rest = block < 0
-            e = torch.exp(-torch.where(rest, best - block, block).nan_to_num(math.inf))
-            r = (e / (1.0 + torch.where(rest, c_rest, c_top) * e)).masked_fill(block == 0, 0.0)
-            r_rest, r_top = r.masked_fill(~rest, 0.0), r.masked_fill(rest, 0.0)
-            parts = [r_rest, r_rest.square(), r_top, r_top.square()]
-            sums += torch.stack([part.sum(-1, dtype=wide) for part in parts], -1)
-        rest, rest_square, top, top_square = shard.ranks.sum(sums).to(d.dtype).split(1, -1)
-        return rest, rest_square, top, top_square
+        for some_e, some_rest in _blocks(e, rest):
+            r = some_e / torch.where(some_rest, c_rest, c_top).mul_(some_e).add_(1.0)
+            r_rest = r * some_rest
+            r_top = r.sub_(r_rest)
+            squares = [torch.linalg.vecdot(side, side) for side in (r_rest, r_top)]
+            sums += torch.stack([r_rest.sum(-1), squares[0], r_top.sum(-1), squares[1]], -1)
+        totals = shard.ranks.sum(sums).to(d.dtype)
+        return totals[..., :1], totals[..., 1:2], totals[..., 2:3], totals[..., 3:]
 
     start, _ = find_root(leaks_of_bins, sides)
     offset, _ = find_root(leaks, sides, start, max_steps=STEPS, stop_early=False)
