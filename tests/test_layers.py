@@ -33,7 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "plotting": HELPERS,
     "_environment": {"kernels"},
     "functional": {"kernels"} | HELPERS,
-    "nn": {"functional"} | HELPERS,
+    "nn": {"functional", "kernels"} | HELPERS,
     "__init__": OPERATORS,
     "relaxations": OPERATORS | {"_random"},
     "knn": OPERATORS | {"_random", "_training", "_model_files", "relaxations"},

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -176,7 +176,7 @@ huge = st.sampled_from([1e30, -1e30, 3e38, -3e38])
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
-@settings(max_examples=15)
+@settings(max_examples=15, phases=[Phase.explicit, Phase.generate])  # to shrink takes minutes
 @given(data=st.data())
 def test_special_values(operator, data):
     n = data.draw(st.integers(1, 12), "n")
@@ -186,7 +186,7 @@ def test_special_values(operator, data):
     scores = torch.tensor(rows, dtype=dtype)
     if operator is soft_topk_softmax:  # an infinite weight is NaN in both, its gradient is not
         scores = scores.clamp(max=torch.finfo(torch.float32).max)
-    k = data.draw(st.integers(0, n) | st.floats(0, n), "k")
+    k = data.draw(st.integers(0, n) | st.floats(1e-3, n), "k")
     eps = data.draw(st.sampled_from([1e-4, 0.1, 1.0, 1e6]), "eps")
     mask = torch.tensor(data.draw(st.lists(st.booleans(), min_size=n, max_size=n), "mask"))
     options = {"mask": mask} if data.draw(st.booleans(), "masked") else {}
@@ -211,7 +211,8 @@ def test_rows_of_their_own():
     k, eps = torch.tensor([[0], [3], [19], [20]]), torch.rand(4, 2) + 0.1
     for operator in (soft_topk, log_soft_topk):
         assert_exact(operator, scores, k, eps)
-        assert_exact(operator, scores.movedim(2, 0), 0.9 * k, eps, dim=0)
+        assert_exact(operator, scores, 0.9 * k, 0.4, mask=scores > -0.5)
+        assert_exact(operator, scores.movedim(2, 0), 0.9 * k, 0.4, dim=0)
 
 
 @pytest.mark.parametrize(
