@@ -72,21 +72,22 @@ class Ranks(NamedTuple):
     block: int  #: elements of a pass
 
 
-def rank_configuration(k: int) -> Ranks:
+def rank_configuration(k: int, device: Device) -> Ranks:
     """For ``k`` ranks. Products of matrices have at least 16 columns."""
     columns = max(16, _power_of_two(k))
-    return Ranks(4 if columns == 16 else 8, _power_of_two(k + 1), columns, 32)
+    threads, block = {16: (128, 32), 32: (256, 64), 64: (256, 32)}[columns]  # least is spilled
+    return Ranks(threads // device.threads_per_warp, _power_of_two(k + 1), columns, block)
 
 
-def options(cut: Short | Long, device: Device) -> dict[str, int]:
+def options(warps: int, device: Device) -> dict[str, int]:
     """What the compiler is told.
 
     NVIDIA's rather spills than takes all the registers that there are, unless it gets their number.
     """
     if device.threads_per_warp == 64:
-        return {"num_warps": cut.warps}
-    registers = min(255, 65536 // (32 * cut.warps))
-    return {"num_warps": cut.warps, "maxnreg": registers}
+        return {"num_warps": warps}
+    registers = min(255, 65536 // (32 * warps))
+    return {"num_warps": warps, "maxnreg": registers}
 
 
 def _warps(elements: int, per_thread: int, device: Device) -> int:

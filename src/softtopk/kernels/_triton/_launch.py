@@ -98,7 +98,7 @@ class Triton:
             "outsiders": x.new_empty(x.shape, dtype=wide),
             "census": x.new_empty(*batch, _ranks.CENSUS.value, dtype=torch.int32),
         }
-        ranks = rank_configuration(k)
+        ranks = rank_configuration(k, device_of(x.device))
         self._run_ranks(
             _ranks.sort_out,
             (x, mask, k, tau, largest),
@@ -133,7 +133,7 @@ class Triton:
     ) -> Tensor:
         """The derivative of the plan in the scores, times ``grad`` (..., n, k): one launch."""
         k = grad.shape[-1]
-        grad_x, ranks = torch.empty_like(x), rank_configuration(k)
+        grad_x, ranks = torch.empty_like(x), rank_configuration(k, device_of(x.device))
         self._run_ranks(
             _ranks.gradient,
             (x, mask, k, tau, largest),
@@ -166,7 +166,7 @@ class Triton:
                 LARGEST=largest,
                 DTYPE=tl.float64 if x.dtype is torch.float64 else tl.float32,
                 **others,
-                num_warps=warps,
+                **options(warps, device_of(x.device)),
                 enable_fp_fusion=True,
             )
 
@@ -229,7 +229,7 @@ class _Call:
         with torch.cuda.device_of(self.x):
             kernel[(programs,)](
                 **arguments,
-                **options(cut, self.device),
+                **options(cut.warps, self.device),
                 launch_cooperative_grid=cooperative,
                 enable_fp_fusion=True,
             )
