@@ -69,10 +69,7 @@ SURPLUS = 1.1  # times the least traffic. More than that would be an element tha
 # So many threads leave 128 registers for each, and then the compilers' choices are hard to foresee:
 # kernels without optional arguments have spilled where those with all of them did not.
 MANY_THREADS = 512
-RANKS = (1, 3, 7, 15, 31, 63, 64)  # of the sorted operator: all powers of two that kernels are for
-# Bytes that may be spilled, by kernel and K. The solver for 33 to 64 ranks puts some numbers of its
-# row aside while it runs its loops, in every number of threads and size of blocks that was tried.
-SPILLS = {("solve", 64): 512}
+RANKS = (1, 3, 7, 15, 31, 32)  # of the sorted operator: all powers of two that kernels are for
 SIZES = ("R", "N", "PP", "PIVOTS", "K", "BLOCK")  # constants that a configuration decides
 SCRATCH = {"sums", "meetings", "histograms"}  # what programs exchange
 
@@ -105,7 +102,6 @@ class Kernel(NamedTuple):
     threads: int
     registers: int
     spilled: int
-    may_spill: int
     shared: int
     bytes: float | None
     least: float
@@ -114,7 +110,7 @@ class Kernel(NamedTuple):
     @property
     def fails(self) -> bool:
         moves_too_much = self.in_registers and self.bytes > SURPLUS * self.least
-        return self.spilled > self.may_spill or moves_too_much
+        return self.spilled > 0 or moves_too_much
 
 
 # What there is to compile.
@@ -264,7 +260,6 @@ def compiled(case: Case, kernel: Any, arguments: dict[str, Any]) -> Kernel:
         threads=program.metadata.num_warps * program.metadata.warp_size,
         registers=registers,
         spilled=spilled,
-        may_spill=SPILLS.get((kernel.__name__, arguments.get("K")), 0),
         shared=program.metadata.shared,
         bytes=None if case.k else traffic(program.asm["ttir"], arguments),
         least=least / (case.rows * case.n),

@@ -75,7 +75,7 @@ class Ranks(NamedTuple):
 def rank_configuration(k: int, device: Device) -> Ranks:
     """For ``k`` ranks. Products of matrices have at least 16 columns."""
     columns = max(16, _power_of_two(k))
-    threads, block = {16: (128, 32), 32: (256, 64), 64: (256, 32)}[columns]  # least is spilled
+    threads, block = {16: (128, 32), 32: (256, 64)}[columns]  # nothing is spilled
     return Ranks(threads // device.threads_per_warp, _power_of_two(k + 1), columns, block)
 
 

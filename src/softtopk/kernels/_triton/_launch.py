@@ -80,7 +80,7 @@ class Triton:
         return grad_x, grad_tau
 
     #: The sorted operator keeps matrices of its ranks in registers.
-    most_ranks = 64
+    most_ranks = 32
 
     def ranking(
         self, x: Tensor, mask: Tensor | None, k: int, tau: float | Tensor, largest: bool
