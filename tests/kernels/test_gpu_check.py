@@ -1,4 +1,4 @@
-"""The script that compiles the kernels for GPUs, in processes of its own: here triton interprets."""
+"""The script that compiles the kernels for GPUs, in other processes: here triton interprets."""
 
 from __future__ import annotations
 
