@@ -7,6 +7,7 @@ said before triton is imported, as conftest.py does.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -31,6 +32,11 @@ def taking(path: str) -> Iterator[None]:
 
 #: The interpreter takes its time.
 TRITON = pytest.param("triton", marks=pytest.mark.slow)
+
+
+def first(*values: Any) -> list[Any]:
+    """Values for a test of which the others wait for a release: one would notice most faults."""
+    return [*values[:1], *(pytest.param(value, marks=pytest.mark.slow) for value in values[1:])]
 
 
 @pytest.fixture(params=["native", "plain", TRITON])

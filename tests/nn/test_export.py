@@ -2,13 +2,13 @@
 
 import io
 import math
-from functools import partial
 
 import numpy as np
 import onnxruntime
 import pytest
 import reference
 import torch
+from paths import first
 from torch import nn
 from torch.export import Dim
 
@@ -78,12 +78,7 @@ def chosen(scores, mask, k, largest):
     return np.where(np.isnan(x).any(-1)[:, None, None], np.nan, ranks * (x > -np.inf)[..., None])
 
 
-other_dtype = partial(pytest.param, marks=pytest.mark.slow)
-
-
-@pytest.mark.parametrize(
-    "dtype", [torch.float32, other_dtype(torch.float64), other_dtype(torch.float16)]
-)
+@pytest.mark.parametrize("dtype", first(torch.float32, torch.float64, torch.float16))
 def test_hard_selections_in_onnx(dtype):
     """With ties, infinities, a NaN and rows with fewer than k elements, of another batch size."""
     scores = torch.randint(-2, 3, (9, 8)).to(dtype)
@@ -130,6 +125,7 @@ def attended():
     return Attention().eval(), *inputs
 
 
+@pytest.mark.slow
 def test_hard_attention_in_onnx(attended):
     model, example, other = attended
     program = onnx_of(model, *example, shapes=(DYNAMIC,) * 3)
