@@ -53,7 +53,16 @@ from ._rows import (
     straight_through,
 )
 from ._sorted import sorted_soft_topk as sorted_whole
-from ._unsorted import Leaks, Sides, capped_exp, find_root, log_sigmoid, slope_sums, weights_of
+from ._unsorted import (
+    Leaks,
+    Sides,
+    capped_exp,
+    find_root,
+    log_sigmoid,
+    slope_sums,
+    sum_and_square,
+    weights_of,
+)
 
 #: A row of candidates that is gathered at once, and the number of values that are counted around
 #: the k-th element of a longer one, within this many standard deviations of the sample.
@@ -311,8 +320,7 @@ def solve(d: Tensor, best: Tensor, k: Tensor, shard: Shard) -> tuple[Tensor, Sid
             r = some_e / torch.where(some_rest, c_rest, c_top).mul_(some_e).add_(1.0)
             r_rest = r * some_rest
             r_top = r.sub_(r_rest)
-            squares = [torch.linalg.vecdot(side, side) for side in (r_rest, r_top)]
-            sums += torch.stack([r_rest.sum(-1), squares[0], r_top.sum(-1), squares[1]], -1)
+            sums += torch.cat([*sum_and_square(r_rest), *sum_and_square(r_top)], -1)
         totals = shard.ranks.sum(sums).to(d.dtype)
         return totals[..., :1], totals[..., 1:2], totals[..., 2:3], totals[..., 3:]
 

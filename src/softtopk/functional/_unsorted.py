@@ -100,7 +100,7 @@ def solve_offset(d: Tensor, k: Tensor, max_steps: int = MAX_STEPS) -> tuple[Tens
     def leaks(c_rest: Tensor, c_top: Tensor) -> Leaks:
         r_rest = e_rest / torch.addcmul(one, c_rest, e_rest)
         r_top = e_top / torch.addcmul(one, c_top, e_top)
-        return _sum_and_square(r_rest) + _sum_and_square(r_top)
+        return sum_and_square(r_rest) + sum_and_square(r_top)
 
     return find_root(leaks, sides, max_steps=max_steps)
 
@@ -109,7 +109,7 @@ def solve_offset(d: Tensor, k: Tensor, max_steps: int = MAX_STEPS) -> tuple[Tens
 Leaks = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
-def _sum_and_square(r: Tensor) -> tuple[Tensor, Tensor]:
+def sum_and_square(r: Tensor) -> tuple[Tensor, Tensor]:
     square = torch.linalg.vector_norm(r, dim=-1, keepdim=True).square()
     return r.sum(-1, keepdim=True), square
 
