@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.rendezvous import rendezvous
 
 from softtopk import __version__
 from softtopk._files import sha256
@@ -44,6 +43,8 @@ def joined(device: str) -> Iterator[None]:
     backends = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
     if kind not in backends:
         raise UsageError(f"--device {device}: several processes train on cpu or cuda")
+    from torch.distributed.rendezvous import rendezvous  # not in builds without torch.distributed
+
     store, own, size = next(rendezvous("env://"))
     if os.environ.get("GROUP_WORLD_SIZE", "1") == "1":
         # torchrun keeps its store for a restart. With the addresses in it, of processes that have
