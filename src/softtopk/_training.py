@@ -67,6 +67,8 @@ class Steps:
         self, module: nn.Module, optimizer: torch.optim.Optimizer, seed: int, device: torch.device
     ) -> None:
         self.module, self.optimizer, self.seed, self.device = module, optimizer, seed, device
+        self.forward: Callable[..., Any] = module
+        """What a step calls: the module, or what shares it out over several processes."""
         self.step = 0
         """Steps done."""
 

@@ -213,7 +213,7 @@ class Training(Steps):
             nonlocal accuracy
             changed = inputs if self.augment is None else self.augment(inputs)
             extra = [len(queries)] if self.uses_templates else []
-            outcome: Outcome = self.objective(changed, labels, *extra, **weighted)
+            outcome: Outcome = self.forward(changed, labels, *extra, **weighted)
             accuracy = outcome.accuracy.item()
             return outcome.loss
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from softtopk import knn
 
 from .._splits import Data
-from ..runs import Interrupt, Report, Run, train
+from ..runs import Interrupt, Report, Run, processes, share_out, train
 from ._augmentation import Augmentation
 from ._methods import Method
 from ._objectives import Classification, Reconstruction
@@ -101,13 +101,20 @@ def execute(
     if model.objective is not None:
         relative = _same_training(method, run, relatives)
         if relative is not None:
-            run.restart()  # it may have begun to train by itself
+            processes.lead(run.restart)  # it may have begun to train by itself
             model.objective.load_state_dict(relative.load_weights())
             seconds = (relative.result or {})["training_seconds"]
         else:
             title = f"{method.label}, seed {seed}"
             training = make_training(model, seed)
             seconds = train(training, run, report, interrupt, title=title)
+    return processes.lead(lambda: _finish(model, seed, seconds, run))
+
+
+def _finish(model: Model, seed: int, seconds: float, run: Run) -> dict[str, Any]:
+    """Classify the test samples, and write the weights and the result."""
+    method, samples = model.method, model.samples
+    if model.objective is not None:
         run.save_weights(model.objective.state_dict())
     start = time.perf_counter()
     predicted = model.probabilities(samples.test).argmax(-1)
@@ -127,19 +134,22 @@ def execute(
 
 
 def make_training(model: Model, seed: int) -> knn.Training:
-    """The training of a model's objective."""
+    """The training of a model's objective, by all processes that there are."""
     settings, samples = model.settings, model.samples
     changes = settings.shift or settings.flip
     assert model.objective is not None
-    return knn.Training(
+    training = knn.Training(
         model.objective,
         samples.train,
         samples.train_labels,
         settings,
         seed=seed,
         augment=Augmentation(settings.shift, settings.flip) if changes else None,
-        device=settings.device,
+        device=processes.own_device(settings.device),
     )
+    share_out(model.objective.network)
+    training.forward = processes.spread(training.objective)
+    return training
 
 
 def relaxation_options(method: Method, settings: Settings) -> dict[str, Any]:

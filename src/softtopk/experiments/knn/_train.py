@@ -24,6 +24,7 @@ from ..runs import (
     attempt,
     check_device,
     open_run,
+    processes,
     write_atomic,
 )
 from ..settings import (
@@ -172,10 +173,15 @@ def _resumed(options: Train, given: dict[str, Any], here: str | None) -> Plan:
 
 def train(options: Train, given: Mapping[str, Any]) -> int:
     """Run all methods with all seeds, print and write the table, and return the exit code."""
-    plan, out = make_plan(options, given), options.out
+    plan = make_plan(options, given)
     require_modules("rich", "sklearn", "safetensors")
-    report = Report()
     check_device(plan.settings.device)
+    with processes.joined(plan.settings.device):
+        return _train(options, plan)
+
+
+def _train(options: Train, plan: Plan) -> int:
+    out, report = options.out, Report()
     # In the order of the table, but kNN+pretrained CNN after CE+CNN, whose features it takes.
     todo = [
         (method, seed)
@@ -197,12 +203,18 @@ def train(options: Train, given: Mapping[str, Any]) -> int:
         _check_size(plan.settings, len(first.train))
         if isinstance(first, ImageData) and first.digest:
             plan = replace(plan, fingerprint=first.digest)
+        processes.check_agreement(plan.to_config(), data=lambda: pack(first))
 
-    def work(interrupt: Interrupt) -> int:
-        if plan.own is not None:
+    def open_whole() -> None:
+        started = processes.is_restarted() and (out / "config.json").exists()
+        if plan.own is not None and not started:
             announce(out, (COPY,))
             write_atomic(out / COPY, pack(plan.own))
-        open_run(out, plan.to_config(), resume=options.resume, free=("methods", "seeds", *FREE))
+        free = ("methods", "seeds", *FREE) if options.resume else FREE
+        open_run(out, plan.to_config(), resume=options.resume or started, free=free)
+
+    def work(interrupt: Interrupt) -> int:
+        processes.lead(open_whole)
         code = 0
         for method, seed in todo:
             interrupt.check()
@@ -237,7 +249,8 @@ def _run_one(
         **plan.origin,
         **asdict(plan.settings),
     }
-    run = open_run(EXPERIMENT.folder(out, name, seed), config, resume=True, free=FREE)
+    folder = EXPERIMENT.folder(out, name, seed)
+    run = processes.lead(lambda: open_run(folder, config, resume=True, free=FREE))
     relatives = [Run(EXPERIMENT.folder(out, other, seed)) for other in METHODS]
     relatives = [other for other in relatives if (other.path / "config.json").exists()]
 

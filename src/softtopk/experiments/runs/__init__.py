@@ -21,6 +21,7 @@ or a file that counts without its digest. Data that a run does not copy, it name
 with their digest.
 """
 
+from . import _processes as processes
 from ._directory import Run, announce, find_runs, locked, open_run
 from ._experiment import Experiment, Results, attempt
 from ._files import check_digest, read_sealed, sealed, write_atomic, write_sealed
@@ -28,6 +29,7 @@ from ._interrupt import INTERRUPTED, Interrupt, Interrupted
 from ._loop import Trainable, train
 from ._options import check_device
 from ._report import Report
+from ._shares import AsInWholeBatch, share, share_out
 from ._tables import (
     Table,
     check_tables,
@@ -40,6 +42,7 @@ from ._tables import (
 
 __all__ = [
     "INTERRUPTED",
+    "AsInWholeBatch",
     "Experiment",
     "Interrupt",
     "Interrupted",
@@ -58,9 +61,12 @@ __all__ = [
     "find_runs",
     "locked",
     "open_run",
+    "processes",
     "provenance",
     "read_sealed",
     "sealed",
+    "share",
+    "share_out",
     "surroundings",
     "train",
     "write_atomic",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import torch
 from softtopk._training import DivergedError
 
 from ..errors import UsageError
+from . import _processes as processes
 from ._directory import Run, find_runs, locked
 from ._interrupt import INTERRUPTED, Interrupt, Interrupted
 from ._report import Report
@@ -90,18 +93,25 @@ class Experiment:
     ) -> int:
         """Do the ``work`` in the folder of a run, then make the table; returns the exit code.
 
-        No two processes work in one folder. Ctrl-C stops after the step at hand.
+        No two runs work in one folder. Ctrl-C stops after the step at hand. Processes that train
+        together all call this; the first one has the folder.
         """
         if resume and not (out / "config.json").exists():
             report.say(f"there is no run in {out} yet: starting one")
         torch.set_num_threads(threads)
-        with locked(out), Interrupt() as interrupt:
+        with ExitStack() as stack, Interrupt() as interrupt:
             try:
+                processes.lead(lambda: stack.enter_context(locked(out)))
                 code = work(interrupt)
+                processes.lead(lambda: self._show([out], out / "table", report, "results"))
             except (Interrupted, KeyboardInterrupt):
                 report.say(f"stopped; {self._how_to_go_on(out)}")
                 return INTERRUPTED
-            self._show([out], out / "table", report, "results")
+            except RuntimeError as error:
+                if not processes.is_lost(error):
+                    raise
+                print(f"{processes.lost(error)}; {self._how_to_go_on(out)}", file=sys.stderr)
+                return 1
         return code
 
     def _show(self, paths: Sequence[Path], out: Path | None, report: Report, what: str) -> None:
@@ -115,8 +125,10 @@ class Experiment:
     def _how_to_go_on(self, out: Path) -> str:
         if not (out / "config.json").exists():
             return "there is no run yet: start it again with the same command"
-        again = shlex.join(["softtopk", *self.command.split(), "--out", str(out), "--resume"])
-        return f"go on with: {again}"
+        again = shlex.join([*self.command.split(), "--out", str(out), "--resume"])
+        n = processes.count()
+        start = "softtopk" if n == 1 else f"torchrun --nproc-per-node {n} -m softtopk"
+        return f"go on with: {start} {again}"
 
 
 def attempt(title: str, work: Callable[[], str], report: Report) -> int:

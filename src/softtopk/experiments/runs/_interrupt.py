@@ -8,6 +8,8 @@ import threading
 from types import FrameType
 from typing import Any
 
+from . import _processes as processes
+
 INTERRUPTED = 130  # the exit code, as a shell reports it
 
 
@@ -18,7 +20,8 @@ class Interrupted(Exception):
 class Interrupt:
     """While entered, the first Ctrl-C (or SIGTERM) only sets `requested`; the second one acts.
 
-    An update of the weights that is cut in half could not be resumed.
+    An update of the weights that is cut in half could not be resumed. Processes that train together
+    stop at the same step: `asked` is true in all of them if the signal came to one.
     """
 
     def __init__(self) -> None:
@@ -37,9 +40,13 @@ class Interrupt:
             signal.signal(number, handler)
         self._before.clear()
 
+    def asked(self) -> bool:
+        """Whether it was requested, of any process; all have to call it."""
+        return processes.agreed(self.requested)
+
     def check(self) -> None:
         """Raise `Interrupted` if it was requested; for work that has nothing to save."""
-        if self.requested:
+        if self.asked():
             raise Interrupted
 
     def _note(self, number: int, frame: FrameType | None) -> None:
@@ -47,4 +54,5 @@ class Interrupt:
             raise KeyboardInterrupt
         self.requested = True
         # Not print, which may be what was interrupted and cannot be entered twice.
-        os.write(2, b"\nstopping after this step; once more stops at once\n")
+        if processes.is_first():
+            os.write(2, b"\nstopping after this step; once more stops at once\n")

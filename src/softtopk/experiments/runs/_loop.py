@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from . import _processes as processes
 from ._directory import Run
 from ._interrupt import Interrupt, Interrupted
 from ._report import Report
@@ -43,11 +44,13 @@ def train(
     last epoch ends with the training, even if that has fewer steps left. Where
     ``steps_per_epoch`` is not a pass through the data, ``period`` is the name of what it is.
 
+    Of several processes all call this, and the first one writes.
+
     Raises `Interrupted`, with the state saved, if that is requested.
     """
     sums: dict[str, float] = {}
     seconds = 0.0
-    state = run.load()
+    state = processes.lead(run.load)
     if state is not None:
         training.load_state_dict(state["training"])
         sums, seconds = state["sums"], state["seconds"]
@@ -56,12 +59,13 @@ def train(
 
     def save() -> None:
         elapsed = time.perf_counter() - start
-        run.save({"training": training.state_dict(), "sums": sums, "seconds": elapsed})
+        if processes.is_first():
+            run.save({"training": training.state_dict(), "sums": sums, "seconds": elapsed})
 
     saved = time.perf_counter()
     with report.task(title, training.total_steps, training.step, period) as task:
         while training.step < training.total_steps:
-            if interrupt.requested:
+            if interrupt.asked():
                 save()
                 raise Interrupted
             for name, value in training.advance().items():
@@ -76,7 +80,8 @@ def train(
             if ended:
                 means.update(evaluate() if evaluate else {})
                 elapsed = time.perf_counter() - start
-                run.log({period: epoch, "step": training.step, **means, "seconds": elapsed})
+                if processes.is_first():
+                    run.log({period: epoch, "step": training.step, **means, "seconds": elapsed})
                 task.epoch_done(epoch, means)
                 sums = {}
             if ended or time.perf_counter() - saved > seconds_between_checkpoints:

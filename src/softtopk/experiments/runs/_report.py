@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from . import _processes as processes
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, TaskID
@@ -15,12 +17,12 @@ LOG_WIDTH = 120  # where there is no terminal to ask
 
 
 class Report:
-    """Prints; with a terminal, shows progress bars."""
+    """Prints, in the first process only; with a terminal, shows progress bars."""
 
     def __init__(self, console: Console | None = None) -> None:
         from rich.console import Console
 
-        self.console = console or Console(highlight=False)
+        self.console = console or Console(highlight=False, quiet=not processes.is_first())
         if not self.console.is_terminal:
             self.console.width = LOG_WIDTH
 

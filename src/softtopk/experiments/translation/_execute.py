@@ -10,7 +10,7 @@ import torch
 from softtopk.seq2seq import EncoderDecoder
 
 from ..._files import replacing
-from ..runs import Interrupt, Report, Run, train
+from ..runs import Interrupt, Report, Run, processes, train
 from ._batches import Pair, batches_per_epoch
 from ._corpus import Split
 from ._decoding import Translator, evaluate, signatures, spaced
@@ -49,6 +49,20 @@ def execute(
         period="epoch" if stage == PRETRAIN else "validation",
         evaluate=training.validate,
     )
+    return processes.lead(lambda: _finish(stage, settings, seed, prepared, training, run, seconds))
+
+
+def _finish(
+    stage: str,
+    settings: Settings,
+    seed: int,
+    prepared: Prepared,
+    training: Training,
+    run: Run,
+    seconds: float,
+) -> dict[str, Any]:
+    """Write the best weights, translate with them, and write the result."""
+    model = training.model
     assert training.best is not None
     model.load_state_dict(training.best["weights"])
     with replacing(run.weights) as draft:
@@ -59,7 +73,7 @@ def execute(
         "updates": training.step,
         "best_update": training.best["step"],
         "skipped_updates": training.skipped,
-        "training_pairs": len(pairs),
+        "training_pairs": len(training.pairs),
         "sentences": {},
         "signatures": signatures(prepared.corpus.valid),
         "seconds": seconds,
@@ -123,13 +137,15 @@ def make_training(
     beam = max(settings.eval_beams)
 
     def validate(model: EncoderDecoder) -> float:
-        scores = evaluate_beams(
-            model, prepared.source, prepared.target, valid, (beam,), settings.length_penalty
+        beams, penalty = (beam,), settings.length_penalty
+        scores = processes.lead(
+            lambda: evaluate_beams(model, prepared.source, prepared.target, valid, beams, penalty)
         )
         return scores[str(beam)]["bleu"]
 
     recipe = make_recipe(stage, settings, batches_per_epoch(len(pairs), settings.batch_size))
-    return Training(model, pairs, recipe, seed=seed, validate=validate, device=settings.device)
+    device = processes.own_device(settings.device)
+    return Training(model, pairs, recipe, seed=seed, validate=validate, device=device)
 
 
 def evaluate_beams(

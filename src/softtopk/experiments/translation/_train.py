@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from ..runs import (
     attempt,
     check_device,
     open_run,
+    processes,
+    sealed,
     write_atomic,
 )
 from ..settings import TableOptions, setting
@@ -79,9 +81,15 @@ def prepare(options: Prepare, given: Mapping[str, Any]) -> int:
 def train(options: Train, given: Mapping[str, Any]) -> int:
     """Run all stages with all seeds, print and write the table, and return the exit code."""
     require_modules("rich", "sentencepiece", "sacrebleu", "safetensors")
-    plan, out = make_plan(options, given), options.out
-    report, settings = Report(), plan.settings
-    check_device(settings.device)
+    plan = make_plan(options, given)
+    check_device(plan.settings.device)
+    with processes.joined(plan.settings.device):
+        return _train(options, plan)
+
+
+def _train(options: Train, plan: Plan) -> int:
+    out, settings, report = options.out, plan.settings, Report()
+    _check_shared(plan)
     # Before the folder is made: what was named may be missing or may not fit.
     corpus = None if (out / "config.json").exists() else load_corpus(settings)
     if corpus is not None:
@@ -89,17 +97,27 @@ def train(options: Train, given: Mapping[str, Any]) -> int:
 
     def work(interrupt: Interrupt) -> int:
         if corpus is None:
-            free = ("objectives", "seeds", *FREE)
-            open_run(out, plan.to_config(), resume=options.resume, free=free)
+            free = ("objectives", "seeds", *FREE) if options.resume else FREE
+            resume = options.resume or processes.is_restarted()
+            processes.lead(lambda: open_run(out, plan.to_config(), resume=resume, free=free))
             prepared = read_prepared(out / DATA, settings.source, settings.target)
             pairs = _training_pairs(prepared, settings, report)
         else:
             prepared = prepare_corpus(corpus, settings.vocab, settings.normalization, plan.pieces)
             pairs = _training_pairs(prepared, settings, report)
-            _start(out, plan, prepared, pairs)
+            processes.lead(lambda: _start(out, plan, prepared, pairs))
+        processes.check_agreement(plan.to_config(), data=lambda: sealed(prepared.record).encode())
         return _run_all(out, plan, prepared, pairs, report, interrupt)
 
     return EXPERIMENT.train(out, work, report, resume=options.resume, threads=settings.threads)
+
+
+def _check_shared(plan: Plan) -> None:
+    if processes.count() > 1 and plan.settings.normalize == "batch":
+        raise UsageError(
+            "--normalize batch: it needs the largest cost of the whole batch, which no process "
+            "has; give row or none, or start a single process"
+        )
 
 
 def compare(options: Compare) -> int:
@@ -162,7 +180,9 @@ def _run_all(
             elif plan.settings.test and "test" not in result:
                 run = _open_part(out, plan, stage, seed, prepared.corpus)
                 model = load_model(run.checked_weights(), plan.settings.device)
-                result = add_test(result, model, plan.settings, prepared, run)
+                result = processes.lead(
+                    partial(add_test, result, model, plan.settings, prepared, run)
+                )
                 report.say(f"{stage}, seed {seed}: {_scores(result, 'test')}")
     return code
 
@@ -188,7 +208,8 @@ def _open_part(out: Path, plan: Plan, stage: str, seed: int, corpus: Corpus) -> 
         },
         **asdict(settings),
     }
-    return open_run(EXPERIMENT.folder(out, stage, seed), config, resume=True, free=FREE)
+    folder = EXPERIMENT.folder(out, stage, seed)
+    return processes.lead(lambda: open_run(folder, config, resume=True, free=FREE))
 
 
 def _run_one(

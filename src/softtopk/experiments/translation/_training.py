@@ -14,11 +14,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from softtopk._training import SCHEDULES, DivergedError, Steps
+from softtopk.distributed import mean
 from softtopk.seq2seq import EncoderDecoder, hybrid_loss
 
+from ..runs import AsInWholeBatch, processes, share
 from ._batches import Batch, Pair, batches_per_epoch, epoch_order, make_batch
 
 OBJECTIVES = ("teacher-forcing", "soft-beam", "membership")
@@ -62,8 +64,68 @@ class Recipe:
         return lr * (step + 1) / self.warmup if step < self.warmup else lr
 
 
+class Loss(nn.Module):
+    """The loss of a batch in nats per token of the reference, and its part of teacher forcing."""
+
+    def __init__(self, model: EncoderDecoder, recipe: Recipe) -> None:
+        super().__init__()
+        self.model, self.recipe = model, recipe
+
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        return self._of(batch, self.recipe.search)
+
+    def _of(self, batch: Batch, search: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+        """The encoder runs once for both."""
+        model, recipe, config = self.model, self.recipe, self.model.config
+        memory, state = model.encode(batch.source)
+        inputs = model.shift(batch.target)
+        features = model.unroll(inputs, state, memory, sampling=recipe.scheduled_sampling)
+        forced = F.cross_entropy(
+            model.logits(features).flatten(0, 1),
+            batch.target.flatten(),
+            ignore_index=config.pad,
+            label_smoothing=recipe.label_smoothing,
+        )
+        if recipe.objective == "teacher-forcing":
+            return forced, forced
+        loss = hybrid_loss(
+            model.decoder(memory),
+            state,
+            model.target_embedding.weight,
+            batch.target,
+            rho=recipe.rho,
+            objective=recipe.objective,  # type: ignore[arg-type]  # one of OBJECTIVES
+            teacher_forcing=forced,
+            bos=config.bos,
+            eos=config.eos,
+            pad=config.pad,
+            **search,
+        )
+        return loss, forced
+
+
+class SharedLoss(Loss):
+    """The same, of a batch that the processes share; the value is that of the whole batch."""
+
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        n, rows = len(batch.source), share(len(batch.source))
+        tokens = (batch.target != self.model.config.pad).sum(1)
+        mine = int(tokens[rows].sum())
+        if not mine:  # of a batch with fewer pairs than processes: one that does not count
+            rows = slice(0, 1)
+        weight = mine / int(tokens.sum())
+        search = dict(self.recipe.search)
+        if search.get("selection_clip") is not None:
+            # The gradients that it bounds have this factor, by what follows and by `mean`.
+            search["selection_clip"] *= weight * processes.count()
+        with AsInWholeBatch(rows, n):
+            parts = self._of(Batch(batch.source[rows], batch.target[rows]), search)
+        loss, forced = (mean(part * weight, count=1) for part in parts)
+        return loss, forced
+
+
 class Training(Steps):
-    """Trains ``model`` on sentence pairs, one update at a time.
+    """Trains ``model`` on sentence pairs, one update at a time, by all processes that there are.
 
     Args:
         model: Moved to ``device``.
@@ -87,6 +149,8 @@ class Training(Steps):
         where = torch.device(device)
         self.model = model.to(where)
         super().__init__(model, make_optimizer(model, recipe, where), seed, where)
+        loss = (Loss if processes.count() == 1 else SharedLoss)(model, recipe)
+        self.forward = processes.spread(loss)
         self.pairs, self.recipe, self._validate = pairs, recipe, validate
         self.steps_per_epoch = recipe.period
         self.seconds, self.cpu_seconds = 0.0, 0.0
@@ -168,38 +232,11 @@ class Training(Steps):
         return Batch(batch.source.to(self.device), batch.target.to(self.device))
 
     def _loss(self, batch: Batch, parts: dict[str, float]) -> Tensor:
-        """The loss in nats per token of the reference, and the ``parts`` it is made of.
-
-        The encoder runs once for both.
-        """
-        model, recipe, config = self.model, self.recipe, self.model.config
-        memory, state = model.encode(batch.source)
-        inputs = model.shift(batch.target)
-        features = model.unroll(inputs, state, memory, sampling=recipe.scheduled_sampling)
-        forced = F.cross_entropy(
-            model.logits(features).flatten(0, 1),
-            batch.target.flatten(),
-            ignore_index=config.pad,
-            label_smoothing=recipe.label_smoothing,
-        )
-        if recipe.objective == "teacher-forcing":
-            return forced
-        loss = hybrid_loss(
-            model.decoder(memory),
-            state,
-            model.target_embedding.weight,
-            batch.target,
-            rho=recipe.rho,
-            objective=recipe.objective,  # type: ignore[arg-type]  # one of OBJECTIVES
-            teacher_forcing=forced,
-            bos=config.bos,
-            eos=config.eos,
-            pad=config.pad,
-            **recipe.search,
-        )
-        part = forced.item()
-        search = (loss.item() - recipe.rho * part) / (1 - recipe.rho)
-        parts |= {"teacher_forcing": part, "search": search}
+        """The loss, and with a search the ``parts`` it is made of."""
+        loss, forced = self.forward(batch)
+        if self.recipe.objective != "teacher-forcing":
+            part, rho = forced.item(), self.recipe.rho
+            parts |= {"teacher_forcing": part, "search": (loss.item() - rho * part) / (1 - rho)}
         return loss
 
 
