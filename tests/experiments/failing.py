@@ -1,9 +1,13 @@
-"""Started by torchrun: the command `softtopk`, whose last process is killed once, in step 12."""
+"""Started by torchrun: the command `softtopk`, to which something happens once, in step 12.
+
+The last process is killed, or, with SIGNAL=INT in the environment, torchrun gets that signal.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
+import time
 from typing import Any
 
 from softtopk import cli, knn
@@ -13,8 +17,14 @@ _advance = knn.Training.advance
 
 
 def advance(self: Any) -> dict[str, float]:
-    if self.step == LAST:
+    if self.step == LAST and "SIGNAL" not in os.environ:
         os.kill(os.getpid(), signal.SIGKILL)
+    if self.step == LAST:
+        # It goes on only when the signal has come back from torchrun: it cannot be too late.
+        interrupt = signal.getsignal(signal.SIGTERM).__self__  # type: ignore[union-attr]
+        os.kill(os.getppid(), signal.Signals[f"SIG{os.environ['SIGNAL']}"])
+        while not interrupt.requested:
+            time.sleep(0.01)
     return _advance(self)
 
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from paths import first
 from safetensors.torch import load_file
 
 from softtopk import cli, knn
@@ -72,24 +71,20 @@ def files(out: Path) -> set[str]:
     return {str(path.relative_to(out)) for path in out.rglob("*")}
 
 
-def test_stopped_processes_save_and_one_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", first("INT", "TERM"))
+def test_stopped_processes_save_and_one_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: str
+) -> None:
     run(1, *KNN, "--out", str(tmp_path / "one"))
     out = tmp_path / "run"
-    command = torchrun(2, "-m", "softtopk", *KNN, "--out", str(out))
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, **pipes) as process:  # type: ignore[call-overload]
-        metrics, deadline = out / "relaxed-subset" / "seed-0" / "metrics.jsonl", time.time() + 200
-        while not metrics.exists() or not metrics.read_text():
-            assert process.poll() is None, process.communicate()
-            assert time.time() < deadline
-            time.sleep(0.01)
-        process.send_signal(signal.SIGINT)
-        said, complained = process.communicate(timeout=100)
-    assert process.returncode != 0
-    assert said.count("stopped; go on with: torchrun --nproc-per-node 2 -m softtopk") == 1
-    assert complained.count("stopping after this step") == 1
-    assert "another process" not in complained
-    assert (metrics.parent / "checkpoint.pt").exists()
+    monkeypatch.setenv("SIGNAL", number)
+    command = torchrun(2, FAILING, *KNN, "--out", str(out))
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode != 0
+    assert done.stdout.count("stopped; go on with: torchrun --nproc-per-node 2 -m softtopk") == 1
+    assert done.stderr.count("stopping after this step") == 1
+    assert "another process" not in done.stderr
+    assert (out / "relaxed-subset" / "seed-0" / "checkpoint.pt").exists()
     run(1, "knn", "train", "--out", str(out), "--resume")
     assert_same_end(out, tmp_path / "one", "relaxed-subset")
     assert files(out) == files(tmp_path / "one")
@@ -165,7 +160,7 @@ def test_processes_that_were_given_other_options_are_refused(tmp_path: Path) -> 
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("library", ["accelerate", "pytorch_lightning"])
+@pytest.mark.parametrize("library", first("accelerate", "pytorch_lightning"))
 def test_the_examples_learn_with_two_processes(library: str) -> None:
     pytest.importorskip(library)
     name = f"knn_{library.removeprefix('pytorch_')}.py"
