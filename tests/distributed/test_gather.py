@@ -154,6 +154,19 @@ def test_unlike_tensors():
     assert "rank 1 has refused its arguments" in first
 
 
+def special(group):
+    infinite = mean(torch.tensor([1.0, torch.inf if dist.get_rank(group) else 2.0]), group=group)
+    half = mean(torch.ones(70_000, dtype=torch.float16), group=group)
+    return infinite, half
+
+
+def test_special_values_of_the_mean():
+    for infinite, half in run(2, special):
+        assert infinite == torch.inf
+        assert half == 1
+        assert (infinite.dtype, half.dtype) == (torch.float32, torch.float16)
+
+
 def test_one_process():
     x = torch.randn(3, requires_grad=True)
     assert gather(x) is x

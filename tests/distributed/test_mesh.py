@@ -95,6 +95,38 @@ def test_as_the_whole(name, ranks, shape, placements):
             assert gathers == [0]
 
 
+def twice(group, k):
+    """The threshold, its gradient, and the gradient of that, of a loss that is not linear."""
+    x = torch.randn(2, 9, dtype=torch.float64)
+    whole = distribute_tensor(x, mesh_of(group, (3,)), [Shard(1)], src_data_rank=None)
+    results = []
+    for scores in (x, whole):
+        leaf = scores.clone().requires_grad_()
+        threshold = softtopk.topk_threshold(scores=leaf, k=k, eps=0.5)
+        (first,) = torch.autograd.grad(threshold.pow(3).sum(), leaf, create_graph=True)
+        (second,) = torch.autograd.grad(first.square().sum(), leaf)
+        results.append([threshold.detach(), first.detach(), second])
+    for ordinary, found in zip(*results, strict=True):
+        torch.testing.assert_close(found.full_tensor(), ordinary, equal_nan=True)
+
+
+@pytest.mark.parametrize("k", [3, 2.5])
+def test_second_derivatives_of_the_threshold(k):
+    run(3, twice, k)
+
+
+def ends(group, k):
+    x = torch.randn(2, 9)
+    whole = distribute_tensor(x, mesh_of(group, (3,)), [Shard(1)], src_data_rank=None)
+    found = softtopk.topk_threshold(whole, k).full_tensor()
+    torch.testing.assert_close(found, softtopk.topk_threshold(x, k))
+
+
+@pytest.mark.parametrize("k", [0, 9])
+def test_infinite_thresholds(k):
+    run(3, ends, k)
+
+
 def pending(group):
     mesh = mesh_of(group, (2,))
     own = torch.arange(6.0) / 2

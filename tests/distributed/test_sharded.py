@@ -29,21 +29,24 @@ def part(x, sizes, rank, dim=-1):
 # What the ranks do. The sharded and the whole operator are compared by the test.
 
 
-def forward(group, name, x, sizes, k, options):
+def forward(group, name, x, sizes, k, options, short=0):
+    """``short``: rows of so many elements are gathered, none unless it is asked for."""
     rank, options = dist.get_rank(group), dict(options)
     if "mask" in options:
         options["mask"] = part(options["mask"], sizes, rank, options.get("dim", -1))
     own = part(x, sizes, rank, options.get("dim", -1))
-    return getattr(softtopk.distributed, name)(own, k, group=group, **options)
+    with patch.object(_sharded, "SHORT", short):
+        return getattr(softtopk.distributed, name)(own, k, group=group, **options)
 
 
-def derivatives(group, name, x, sizes, k, eps, weights):
+def derivatives(group, name, x, sizes, k, eps, weights, short=0):
     """Of a nonlinear loss of the own part: first, and of a function of these, second."""
     rank = dist.get_rank(group)
     own = part(x, sizes, rank).requires_grad_()
     k, eps = (v.clone().requires_grad_() if isinstance(v, torch.Tensor) else v for v in (k, eps))
     inputs = [v for v in (own, k, eps) if isinstance(v, torch.Tensor)]
-    result = getattr(softtopk.distributed, name)(own, k, eps=eps, group=group)
+    with patch.object(_sharded, "SHORT", short):
+        result = getattr(softtopk.distributed, name)(own, k, eps=eps, group=group)
     replicated = name == "topk_threshold"
     own_weights = (
         weights if replicated else part(weights, sizes, rank, -1 if result.ndim == 2 else -2)
@@ -112,8 +115,9 @@ def test_values(name, sizes, eps):
     x[1] = x[1].round()  # ties across the cut and across ranks
     for k in (1, 7, 39.5, torch.tensor([3.0, 12.25, 40.0])):
         expected = getattr(softtopk, name)(x, k, eps=eps)
-        actual = joined(name, run(len(sizes), forward, name, x, sizes, k, {"eps": eps}))
-        same(actual, expected, torch.float64)
+        for short in (0, 1024):
+            parts = run(len(sizes), forward, name, x, sizes, k, {"eps": eps}, short)
+            same(joined(name, parts), expected, torch.float64)
 
 
 @pytest.mark.parametrize("name", UNSORTED)
@@ -129,8 +133,9 @@ def test_options(name):
         {"dim": 1, "normalize": "batch", "largest": False},
     ):
         expected = getattr(softtopk, name)(x, 4, **options)
-        parts = run(3, forward, name, x, sizes, 4, options)
-        same(joined(name, parts, 1), expected, torch.float32)
+        for short in (0, 1024):
+            parts = run(3, forward, name, x, sizes, 4, options, short)
+            same(joined(name, parts, 1), expected, torch.float32)
 
 
 @pytest.mark.parametrize("name", UNSORTED)
@@ -148,8 +153,9 @@ def test_special_values(name):
     )
     for k in (2, 0, 8, 1.5):
         expected = getattr(softtopk, name)(x, k)
-        actual = joined(name, run(3, forward, name, x, (3, 1, 4), k, {}))
-        same(actual, expected, torch.float32)
+        for short in (0, 1024):
+            actual = joined(name, run(3, forward, name, x, (3, 1, 4), k, {}, short))
+            same(actual, expected, torch.float32)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -170,7 +176,8 @@ def test_hard_selection():
 
 @pytest.mark.parametrize("name", UNSORTED)
 @pytest.mark.parametrize("eps", [0.05, 3.0])
-def test_derivatives(name, eps):
+@pytest.mark.parametrize("short", [0, 1024])
+def test_derivatives(name, eps, short):
     """First and second, in scores, a fractional k and eps, of the sum of all ranks' losses."""
     sizes = (0, 7, 5)
     x = torch.randn(2, 12, dtype=torch.float64)
@@ -182,7 +189,7 @@ def test_derivatives(name, eps):
     first = torch.autograd.grad(loss_of(result, weights), inputs, create_graph=True)
     second = torch.autograd.grad((first[0] ** 2).sum(), inputs)
 
-    parts = run(3, derivatives, name, x, sizes, k, eps, weights)
+    parts = run(3, derivatives, name, x, sizes, k, eps, weights, short)
     for order, expected in enumerate((first, second)):
         of_scores, of_k, of_eps = zip(*(part[order] for part in parts), strict=True)
         for actual, wanted in (
@@ -329,6 +336,19 @@ def test_other_arguments_on_one_rank(what):
     )
 
 
+def one_gradient(group):
+    """The scores of one rank and the eps of another: not all would take part in the backward."""
+    rank = dist.get_rank(group)
+    x = torch.randn(5, requires_grad=rank == 0)
+    eps = torch.tensor(0.1, requires_grad=rank == 1)
+    with pytest.raises(ValueError, match="all ranks must make the same call"):
+        softtopk.distributed.sorted_soft_topk(x, 2, eps=eps, group=group)
+
+
+def test_gradients_of_other_arguments():
+    run(2, one_gradient)
+
+
 def test_bad_argument_on_one_rank():
     replies = run(3, disagreeing, "mask")
     assert replies[2] == (TypeError, replies[2][1])
@@ -357,7 +377,45 @@ def test_a_rank_that_dies(how):
     replies = run_alone(3, dying, how, timeout=timedelta(seconds=3))
     assert replies[1] in (None, "did not call")
     for rank in (0, 2):
-        assert "another rank has ended" in replies[rank]
+        assert "Look for the first error of all ranks" in replies[rank]
+
+
+def test_shares_that_round_to_one():
+    """All but 1e-9 of two equal elements are selected: the digits of the rest are what counts."""
+    x = torch.full((2,), 1.5)
+    with patch.object(_sharded, "SHORT", 0):
+        found = softtopk.distributed.topk_threshold(x, 1.999999999, eps=10.0)
+    torch.testing.assert_close(
+        found, softtopk.topk_threshold(x.double(), 1.999999999, eps=10.0).float()
+    )
+
+
+@pytest.mark.parametrize("k", [0.0, 5.0])
+def test_second_derivatives_at_the_ends_of_k(k):
+    grads = []
+    for operator in (softtopk.soft_topk, softtopk.distributed.soft_topk):
+        x, places = torch.arange(5.0, requires_grad=True), torch.tensor(k, requires_grad=True)
+        with patch.object(_sharded, "SHORT", 0):
+            a = operator(x, places, eps=1.0)
+        (first,) = torch.autograd.grad((a * x).sum(), places, create_graph=True)
+        grads.append(
+            torch.autograd.grad(first, (x, places), allow_unused=True, materialize_grads=True)
+        )
+    for ordinary, found in zip(*grads, strict=True):
+        torch.testing.assert_close(found, ordinary)
+
+
+def test_no_rows():
+    for name in (*UNSORTED, "sorted_soft_topk"):
+        x = torch.empty(0, 5, dtype=torch.float16)
+        found = getattr(softtopk.distributed, name)(x, 2)
+        expected = getattr(softtopk, name)(x, 2)
+        assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+
+
+def test_what_it_is_not_for():
+    with pytest.raises(NotImplementedError, match=r"torch\.func"):
+        torch.vmap(lambda x: softtopk.distributed.soft_topk(x, 1))(torch.randn(2, 3))
 
 
 def test_not_initialized(monkeypatch):

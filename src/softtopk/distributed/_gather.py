@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..functional._collectives import ranks_of
-from ..functional._rows import algebra_dtype, straight_through
+from ..functional._rows import algebra_dtype
 
 
 def gather(tensor: Tensor, *, dim: int = 0, group: Any = None) -> Tensor:
@@ -47,7 +47,7 @@ def gather(tensor: Tensor, *, dim: int = 0, group: Any = None) -> Tensor:
         shape[dim], size = "any", tensor.shape[dim]
         learned = tensor.requires_grad and torch.is_grad_enabled()
         call += f"(shape={shape}, {tensor.dtype}, requires_grad={learned})"
-    except (TypeError, ValueError) as error:
+    except Exception as error:
         fault = error
     device = tensor.device if isinstance(tensor, Tensor) else torch.device("cpu")
     sizes = ranks.agree(call, size, device, fault)
@@ -72,12 +72,23 @@ def mean(losses: Tensor, *, count: float | None = None, group: Any = None) -> Te
     tensor(3.)
     """
     ranks = ranks_of(group)
-    local = losses.sum()
-    wide = algebra_dtype(local)
-    sums = torch.stack([local.detach().to(wide), local.new_tensor(losses.numel(), dtype=wide)])
-    total, number = ranks.sum(sums).unbind()
+    local = losses.sum(dtype=torch.promote_types(losses.dtype, torch.float32))
+    sums = torch.stack([local.detach(), torch.full_like(local, losses.numel())])
+    total, number = ranks.sum(sums.to(algebra_dtype(local))).unbind()
     divisor = number if count is None else count
     if count is None and not bool(number > 0):
         raise ValueError("losses has no element on any rank; give at least one rank a batch")
-    value = (total / divisor).to(losses.dtype)
-    return straight_through(value, local * (ranks.count / divisor))
+    part = (local * (ranks.count / divisor)).to(losses.dtype)
+    return _WithGradientOf.apply(part, (total / divisor).to(losses.dtype))
+
+
+class _WithGradientOf(torch.autograd.Function):
+    """The second argument, with the derivative of the first."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, value: Tensor) -> Tensor:
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad, None

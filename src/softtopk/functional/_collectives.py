@@ -36,10 +36,6 @@ class Ranks:
         """The sum over all ranks, differentiable to any order."""
         return x if self.count == 1 else _Sum.apply(x, self)
 
-    def maximum(self, x: Tensor) -> Tensor:
-        """The largest of all ranks' values, without a derivative."""
-        return x if self.count == 1 else self._reduce(x, dist.ReduceOp.MAX)
-
     def stack(self, x: Tensor) -> Tensor:
         """The tensors of all ranks, of one shape, as (ranks, ...), without a derivative."""
         if self.count == 1:
@@ -84,6 +80,7 @@ class Ranks:
         digest = hashlib.sha256(encoded).digest()[:_DIGEST]
         room = _MESSAGE - _DIGEST - _SIZE
         message = digest + size.to_bytes(_SIZE, "little") + encoded[:room].ljust(room, b"\0")
+        device = self._reach(device)
         received = self.stack(torch.tensor(list(message), dtype=torch.uint8, device=device))
         messages = [bytes(row) for row in received.tolist()]
         texts = [m[_DIGEST + _SIZE :].rstrip(b"\0").decode(errors="replace") for m in messages]
@@ -92,11 +89,11 @@ class Ranks:
         sizes = [int.from_bytes(m[_DIGEST : _DIGEST + _SIZE], "little") for m in messages]
         return texts, sizes
 
-    def _reduce(self, x: Tensor, operation: Any) -> Tensor:
-        x = x.detach().clone(memory_format=torch.contiguous_format)
-        with _explained("all_reduce"):
-            dist.all_reduce(x, operation, group=self.group)
-        return x
+    def _reach(self, device: torch.device) -> torch.device:
+        """A device from which the group can send: ``device`` itself, but NCCL has only GPUs."""
+        if device.type == "cpu" and dist.get_backend(self.group) == "nccl":
+            return torch.device("cuda", torch.cuda.current_device())
+        return device
 
 
 def ranks_of(group: Any = None) -> Ranks:
@@ -123,9 +120,9 @@ def _explained(operation: str) -> Iterator[None]:
         yield
     except RuntimeError as error:
         raise RuntimeError(
-            f"{operation} failed: another rank has ended, has raised an error, or did not take "
-            "part within the timeout of the group (init_process_group(timeout=...)); look for the "
-            f"first error of all ranks. torch.distributed says: {error}"
+            f"{operation} failed. Look for the first error of all ranks: one may have ended, may "
+            "have raised an error, or did not take part within the timeout of the group "
+            f"(init_process_group(timeout=...)). torch.distributed says: {error}"
         ) from error
 
 
@@ -135,7 +132,10 @@ class _Sum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, ranks: Ranks) -> Tensor:
         ctx.ranks = ranks
-        return ranks._reduce(x, dist.ReduceOp.SUM)
+        x = x.detach().clone(memory_format=torch.contiguous_format)
+        with _explained("all_reduce"):
+            dist.all_reduce(x, group=ranks.group)
+        return x
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
@@ -161,3 +161,21 @@ class _Concatenate(torch.autograd.Function):
         wide = torch.promote_types(grad.dtype, torch.float32)
         total = _Sum.apply(grad.to(wide), ctx.ranks).to(grad.dtype)
         return total.narrow(ctx.dim, first, size), None, None, None
+
+
+class Scaled(torch.autograd.Function):
+    """x times one number, with the derivative of x times another one.
+
+    A result that all ranks share, and that all of them differentiate whole, counts ranks times in
+    the sum of their losses: `Scaled.apply(x, 1.0, 1 / ranks)`. The derivative of *that* is not
+    divided once more.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: float, factor_of_gradient: float) -> Tensor:
+        ctx.factors = factor_of_gradient, factor
+        return x * factor
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return Scaled.apply(grad, *ctx.factors), None, None

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .._checks import check_scores
-from ._rows import straight_through
+from ._collectives import Scaled
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -29,14 +29,15 @@ def takes_dtensors(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
 
     @wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> Tensor:
-        if args and type(args[0]) is not Tensor and _is_dtensor(args[0]):
+        scores = args[0] if args else kwargs.get("scores")
+        if type(scores) is not Tensor and is_dtensor(scores):
             return _over_mesh(function, *args, **kwargs)  # type: ignore[arg-type]
         return function(*args, **kwargs)
 
     return wrapper
 
 
-def _is_dtensor(value: object) -> bool:
+def is_dtensor(value: object) -> bool:
     # Importing its module takes a second; whoever has one has done so.
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(value, module.DTensor)
@@ -94,7 +95,7 @@ def _over_mesh(
     if result.ndim < local.ndim:
         shape, placements = batch, tuple(of_rows)
         if along:  # the same on all ranks of a row, each of which gets the whole gradient
-            result = straight_through(result.detach(), result / mesh.size(along[0]))
+            result = Scaled.apply(result, 1.0, 1.0 / mesh.size(along[0]))
     stride = torch.empty(shape, device="meta").stride()
     return DTensor.from_local(result, mesh, placements, shape=shape, stride=stride)
 

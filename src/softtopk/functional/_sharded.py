@@ -1,7 +1,8 @@
 """Rows whose elements are spread over the ranks of a process group.
 
-The unsorted operator needs three things of a row: its k-th largest element and the next one, the
-leaks of both sides, and, for the derivative, two more sums (see `_unsorted`). Only these travel:
+Short rows are gathered: nothing else is as quick. Of longer ones the unsorted operator needs three
+things: the k-th largest element and the next one, the leaks of both sides, and, for the derivative,
+some more sums (see `_unsorted`). Only these travel:
 
 1. The ranks compare their arguments, and learn the sizes of the shards.
 2. Selection. Each rank shows its k + 1 largest: the k-th and the next of all are among them. For a
@@ -22,7 +23,7 @@ rounding was the same on two ranks, so none can wait in vain.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -38,8 +39,10 @@ from .._checks import (
     check_k,
     check_scores,
 )
-from .._dispatch import in_forward_mode, may_differentiate
+from .._dispatch import in_forward_mode, is_ordinary, may_differentiate
+from . import _unsorted as whole
 from ._collectives import Ranks, ranks_of
+from ._mesh import is_dtensor
 from ._rows import (
     Normalize,
     Rows,
@@ -59,14 +62,19 @@ from ._unsorted import (
     capped_exp,
     find_root,
     log_sigmoid,
+    sides_of,
     slope_sums,
     sum_and_square,
     weights_of,
 )
 
-#: A row of candidates that is gathered at once, and the number of values that are counted around
-#: the k-th element of a longer one, within this many standard deviations of the sample.
-MOST_CANDIDATES, SPLITTERS, DEVIATIONS = 4096, 1024, 6.0
+#: Rows of so many elements on all ranks are gathered: the bins below would be more.
+SHORT = 1024
+#: Candidates that a rank shows of a row, and values that it receives of all rows and ranks.
+MOST_CANDIDATES, MOST_GATHERED = 4096, 1 << 22
+#: How many values are counted around the k-th element, if more candidates would be shown, within
+#: this many standard deviations of the sample.
+SPLITTERS, DEVIATIONS = 1024, 6.0
 #: Bins of each side, and their reach beyond the largest odds at the root, log 2 n.
 BINS, BEYOND = 256, 8.0
 #: Newton's steps after the bins.
@@ -91,7 +99,12 @@ class Shard(NamedTuple):
     def n(self) -> int:
         return sum(self.sizes)
 
+    @property
+    def is_short(self) -> bool:
+        return self.n <= SHORT or not self.rows.batch.numel()
+
     def restore(self, result: Tensor, axis: int = -1) -> Tensor:
+        """The own elements of ``result``, in the dtype of the scores, with the axis in place."""
         size = self.sizes[self.ranks.index]
         return self.rows.restore(result.narrow(axis, 0, size), axis)
 
@@ -115,6 +128,12 @@ def shard_of(
     fault: Exception | None = None
     size, call = 0, name
     try:
+        if is_dtensor(scores):
+            raise TypeError(f"scores is a DTensor: call softtopk.{name}(scores, ...)")
+        if _is_transformed(scores):
+            raise NotImplementedError(
+                f"distributed.{name} has no forward mode, and torch.func cannot transform it"
+            )
         check_flag("hard", hard)
         check_choice("normalize", normalize, (None, "row", "batch"))
         dim = check_scores(scores, dim, may_be_empty=True)
@@ -128,15 +147,13 @@ def shard_of(
         rows = rows_of(
             scores, eps=eps, dim=dim, largest=largest, mask=mask, normalize=None, last_anchor=1
         )
-        if in_forward_mode():
-            raise NotImplementedError(f"distributed.{name} has no derivative in forward mode")
+        rows = rows.canonical()
         shape = [*scores.shape[:dim], "any", *scores.shape[dim + 1 :]]
-        learned = may_differentiate(scores, k, eps)
         call += (
-            f"(shape={shape}, k={_text(k)}, eps={_text(eps)}, dim={dim}, {largest=}, {normalize=}, "
-            f"{hard=}, {scores.dtype}, gradient={learned})"
+            f"(shape={shape}, {_text(scores, values=False)}, k={_text(k)}, eps={_text(eps)}, "
+            f"dim={dim}, {largest=}, {normalize=}, {hard=})"
         )
-    except (TypeError, ValueError, NotImplementedError) as error:
+    except Exception as error:  # whatever it is, the other ranks wait for a message
         fault = error
     device = scores.device if isinstance(scores, Tensor) else torch.device("cpu")
     sizes = ranks.agree(call, size, device, fault)
@@ -145,17 +162,58 @@ def shard_of(
         raise ValueError("scores has no element on any rank; a top-k needs at least one")
     # The same on all ranks: they agree on k and on the batch.
     k = check_integer_k(k, n) if ranked else check_k(k, n, rows.batch)  # type: ignore[arg-type]
-    return Shard(rows.canonical(), k, ranks, sizes, normalize)
+    return Shard(rows, k, ranks, sizes, normalize)
 
 
-def _text(value: Any) -> str:
-    """The value, of a tensor its shape and a checksum."""
+def _is_transformed(scores: Tensor) -> bool:
+    if torch.compiler.is_compiling() or not isinstance(scores, Tensor):
+        return False
+    return in_forward_mode() or not is_ordinary(scores)
+
+
+def _text(value: Any, values: bool = True) -> str:
+    """The value, of a tensor what has to be the same on all ranks: the values by a checksum."""
     if not isinstance(value, Tensor):
+        value = value.item() if hasattr(value, "item") else value  # a number of NumPy
         return repr(value)
+    kind = f"{str(value.dtype).removeprefix('torch.')} on {value.device.type}"
+    if may_differentiate(value):
+        kind += " with a gradient"
+    if not values:
+        return kind
     bits = value.detach().cpu().double().flatten().view(torch.int64)
     weights = 2 * torch.arange(bits.numel(), device="cpu") + 1
     checksum = ((bits ^ (bits >> 29)) * weights).sum().item()
-    return f"tensor{tuple(value.shape)}:{checksum % 2**32:08x}"
+    return f"{kind} {tuple(value.shape)}:{checksum % 2**32:08x}"
+
+
+# Short rows.
+
+
+def _joined(shard: Shard) -> tuple[Tensor, Count, Strength]:
+    """The rows of all ranks in one, and the k and eps that the ordinary operator takes."""
+    rows, k = shard.rows, shard.k
+    if rows.batch.numel():
+        own = rows.scores.narrow(-1, 0, shard.sizes[shard.ranks.index])
+        x = shard.ranks.concatenate(own, shard.sizes, own.ndim - 1)
+    else:
+        x = rows.scores[..., :1].expand(*rows.batch, shard.n)
+    if shard.normalize is not None:
+        given = x.detach() if rows.largest else -x.detach()
+        rows = normalized(rows, extremes_of(given), 1, shard.normalize)
+    return x, k.squeeze(-1) if isinstance(k, Tensor) else k, _eps_of(rows.tau)
+
+
+def _eps_of(tau: Strength) -> Strength:
+    # In float64, in which twice the largest temperature is finite.
+    return 2.0 * (tau.squeeze(-1).to(algebra_dtype(tau)) if isinstance(tau, Tensor) else tau)
+
+
+def _by_joining(shard: Shard, operator: Callable[..., Tensor], **options: bool) -> Tensor:
+    x, k, eps = _joined(shard)
+    result = operator(x, k, eps=eps, **options)
+    first = sum(shard.sizes[: shard.ranks.index])
+    return shard.restore(result[..., first:])
 
 
 # Selection.
@@ -180,7 +238,8 @@ def find_cut(shard: Shard) -> Cut:
     x = torch.where(x.isnan(), math.inf, x)
     places = _last_place(shard)
     ceiling, above = torch.full_like(x[..., :1], math.inf), torch.zeros_like(places)
-    if int(places.max()) > MOST_CANDIDATES:
+    most = min(MOST_CANDIDATES, MOST_GATHERED // (shard.ranks.count * places.numel()))
+    if int(places.max()) > most:
         ceiling, above = _ceiling(x, (places - 1).clamp(min=1), shard)
         x = torch.where(x < ceiling, x, -math.inf)
     width = int((places - above).max().clamp(min=0)) + 1
@@ -221,12 +280,13 @@ def _ceiling(x: Tensor, places: Tensor, shard: Shard) -> tuple[Tensor, Tensor]:
     generator = torch.Generator(x.device).manual_seed(ranks.index)
     at = torch.randint(x.shape[-1], (*x.shape[:-1], m), generator=generator, device=x.device)
     samples = ranks.stack(x.gather(-1, at)).movedim(0, -2).flatten(-2)
-    samples, order = samples.sort(-1, descending=True)
-    stands_for = torch.tensor(sizes, device=x.device, dtype=algebra_dtype(x)) / m
-    number = stands_for.repeat_interleave(m)[order].cumsum(-1)  # about so many are above or at
+    # Whole numbers, and a stable order: all ranks have to come to the same splitters.
+    samples, order = samples.sort(dim=-1, descending=True, stable=True)
+    stands_for = torch.tensor(sizes, device=x.device).repeat_interleave(m)
+    number = stands_for[order].cumsum(-1) // m  # about so many are above or at
     deviation = math.sqrt(n * max(sizes) / (4.0 * m))
     around = torch.linspace(-DEVIATIONS, DEVIATIONS, SPLITTERS, device=x.device) * deviation
-    index = torch.searchsorted(number, (places + around).to(number.dtype))
+    index = torch.searchsorted(number, places + around.long())
     splitters = samples.gather(-1, index.clamp(max=samples.shape[-1] - 1))
     ascending = F.pad(splitters.flip(-1), (0, 1), value=math.inf)
 
@@ -303,8 +363,8 @@ def solve(d: Tensor, best: Tensor, k: Tensor, shard: Shard) -> tuple[Tensor, Sid
         some_e.masked_fill_(some_d == 0, 0.0)
     number, odds = shard.ranks.sum(torch.stack([number, odds]))
     n_tied, n_above = number[..., -1:], number[..., :n_bins].sum(-1, keepdim=True)
-    share = (k - n_above) / n_tied.clamp(min=1)
-    sides = Sides(n_tied.to(d.dtype), share.to(d.dtype), best)
+    sides = sides_of(n_above, n_tied, best, k)
+    sides = sides._replace(n_tied=n_tied.to(d.dtype))
     number = number[..., :-1].unflatten(-1, (2, n_bins)).to(d.dtype)
     mean = odds[..., :-1].unflatten(-1, (2, n_bins)).to(d.dtype) / number.clamp(min=1.0)
 
@@ -352,10 +412,10 @@ class _Offset(torch.autograd.Function):
         grad_k = None
         if ctx.needs_input_grad[1]:
             _, _, slope_rest, slope_top = sums.split(1, -1)
+            tiny = torch.finfo(sums.dtype).tiny
+            log_rest, log_top = slope_rest.clamp(min=tiny).log(), slope_top.clamp(min=tiny).log()
             # log of the sum of s; see `slope_sums`
-            total = torch.logaddexp(
-                sides.best - offset + torch.log(slope_rest), offset + torch.log(slope_top)
-            )
+            total = torch.logaddexp(sides.best - offset + log_rest, offset + log_top)
             grad_k = (-grad * capped_exp(-total)).to(k.dtype)
         weights = weights_of(slope, d < 0, sums, offset, k, sides.best)
         return pull * weights, grad_k, None, None
@@ -398,8 +458,9 @@ def soft_topk(
 
     Each rank has a part of the scores along ``dim``, of any size, zero included. All other sizes
     are the same on every rank, and so are the other arguments but the mask. A rank gets its part of
-    the A that one process would compute. The scores stay where they are: five messages go round
-    (seven for k > 4,096, one more if ``hard``), and one in the backward pass.
+    the A that one process would compute. Rows of at most 1,024 elements on all ranks are gathered.
+    Of longer ones most scores stay where they are: five messages go round (seven for a large k, one
+    more if ``hard``), and one in the backward pass.
 
     The derivative is that of the sum of all ranks' losses. Every rank has to call ``backward``,
     also one with no scores. Of a k or eps with a gradient, each rank gets its part of it: sum these
@@ -425,8 +486,8 @@ def soft_topk(
         normalize=normalize,
         hard=hard,
     )
-    if not shard.rows.batch.numel():
-        return shard.restore(shard.rows.scores)
+    if shard.is_short:
+        return _by_joining(shard, whole.soft_topk, hard=hard)
     cut = find_cut(shard)
     if hard:
         selected = _hard_selection(shard, cut)
@@ -459,8 +520,8 @@ def log_soft_topk(
         mask=mask,
         normalize=normalize,
     )
-    if not shard.rows.batch.numel():
-        return shard.restore(shard.rows.scores)
+    if shard.is_short:
+        return _by_joining(shard, whole.log_soft_topk)
     return shard.restore(log_sigmoid(_logits(shard, find_cut(shard))))
 
 
@@ -496,13 +557,14 @@ def topk_threshold(
         mask=mask,
         normalize=normalize,
     )
-    rows = shard.rows
-    if not rows.batch.numel():
-        return rows.given[..., 0]
-    pivot, d, best, places, tau = divide(shard, find_cut(shard))
-    offset = _Offset.apply(d, places, best, shard)
-    threshold = torch.where(pivot.isinf(), pivot, pivot + tau * offset)
-    return (threshold if largest else -threshold).to(rows.dtype).squeeze(-1)
+    if shard.is_short:
+        x, k, eps = _joined(shard)
+        threshold = whole.topk_threshold(x, k, eps=eps)
+    else:
+        pivot, d, best, places, tau = divide(shard, find_cut(shard))
+        offset = _Offset.apply(d, places, best, shard)
+        threshold = torch.where(pivot.isinf(), pivot, pivot + tau * offset).squeeze(-1)
+    return (threshold if largest else -threshold).to(shard.rows.dtype)
 
 
 def sorted_soft_topk(
@@ -526,7 +588,7 @@ def sorted_soft_topk(
     all others together do not show, and their rows are zero. So the message grows with eps. At an
     eps at which every element has a rank in part, every element is a candidate.
 
-    Four messages go round, and one in the backward pass.
+    Four messages go round (six for a large k), and one in the backward pass.
     """
     shard = shard_of(
         "sorted_soft_topk",
@@ -544,11 +606,12 @@ def sorted_soft_topk(
     rows, x = shard.rows, shard.rows.scores
     k = int(shard.k)
     if not rows.batch.numel() or k == 0:
-        return shard.restore((x * rows.tau).unsqueeze(-1).expand(*x.shape, 1)[..., :k], -2)
+        nothing = (x * rows.tau)[..., :0].sum(-1)  # zero, or empty, and still in the graph
+        return shard.restore(nothing[..., None, None].expand(*x.shape, k), -2)
     index, sizes, tau = _candidates(shard, k)
     own = x.gather(-1, index)
     taking_part = shard.ranks.concatenate(own, sizes, x.ndim - 1)
-    plan = sorted_whole(taking_part, k, eps=2.0 * _squeezed(tau), hard=hard)
+    plan = sorted_whole(taking_part, k, eps=_eps_of(tau), hard=hard)
     first = sum(sizes[: shard.ranks.index])
     plan = plan.narrow(-2, first, own.shape[-1])
     result = torch.zeros(*x.shape, k, dtype=plan.dtype, device=plan.device)
@@ -569,7 +632,3 @@ def _candidates(shard: Shard, k: int) -> tuple[Tensor, list[int], Strength]:
     most = min(max(int(matters.sum(-1).max()), k), x.shape[-1])
     sizes = shard.ranks.stack(torch.tensor(most, device=x.device)).tolist()
     return largest_of(x, most)[0], sizes, rows.tau
-
-
-def _squeezed(tau: Strength) -> Strength:
-    return tau.squeeze(-1) if isinstance(tau, Tensor) else tau

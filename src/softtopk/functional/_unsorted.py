@@ -79,7 +79,8 @@ class Sides(NamedTuple):
     """How the pivot divides a row, each (..., 1)."""
 
     n_tied: Tensor  #: the number of elements tied with the pivot
-    share: Tensor  #: of these in the top
+    in_top: Tensor  #: their share of the top
+    in_rest: Tensor  #: 1 - in_top, which would have lost the digits of a small one
     best: Tensor  #: the largest distance of the rest
 
 
@@ -126,9 +127,8 @@ def find_root(
 
     ``leaks`` are given the odds c of both sides. Without a ``start``, they are asked once more.
     """
-    n_tied, share, best = sides
-    info = torch.finfo(best.dtype)
-    tied_top, tied_rest = n_tied * share, n_tied * (1.0 - share)
+    best, info = sides.best, torch.finfo(sides.best.dtype)
+    tied_top, tied_rest = sides.n_tied * sides.in_top, sides.n_tied * sides.in_rest
 
     def with_ties(total: Tensor, square: Tensor, tied: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
         """The sum, ties (e = 1) included, and the part of c e that has saturated."""
@@ -173,9 +173,10 @@ def _sides(d: Tensor, k: Tensor) -> Sides:
 def sides_of(n_above: Tensor, n_tied: Tensor, below: Tensor, k: Tensor) -> Sides:
     """From the numbers of elements above the pivot and tied with it, and the largest distance
     below it."""
-    share = (k - n_above).to(below.dtype) / n_tied.clamp(min=1)
-    best = torch.where(n_tied * (1.0 - share) > 0, 0.0, below)
-    return Sides(n_tied, share, best.clamp(min=-0.125 * torch.finfo(below.dtype).max))
+    some, dtype = n_tied.clamp(min=1), below.dtype
+    in_top, in_rest = (k - n_above).to(dtype) / some, (n_above + n_tied - k).to(dtype) / some
+    best = torch.where(n_tied * in_rest > 0, 0.0, below)
+    return Sides(n_tied, in_top, in_rest, best.clamp(min=-0.125 * torch.finfo(dtype).max))
 
 
 def _solve_offset(d: Tensor, k: Tensor) -> Tensor:
@@ -224,7 +225,7 @@ def _weights(d: Tensor, offset: Tensor, k: Tensor) -> Tensor:
 def slope_sums(d: Tensor, offset: Tensor, sides: Sides) -> tuple[Tensor, Tensor]:
     """s / c (..., n) and, of the rest and of the top, the leaks / c and the sums of s / c
     (..., 4)."""
-    n_tied, share, best = sides
+    n_tied, in_top, in_rest, best = sides
     rest, tied = d < 0, d == 0
     c_rest, c_top = _odds(best - offset), _odds(offset)
     # What is below the normal numbers takes a CPU ten times longer, and does not count.
@@ -233,10 +234,10 @@ def slope_sums(d: Tensor, offset: Tensor, sides: Sides) -> tuple[Tensor, Tensor]
     kept = 1.0 / (1.0 + torch.where(rest, c_rest, c_top) * e)
     leak = e * kept
     slope = leak * kept
-    leak_top = (leak * torch.where(tied, share, 1.0)).masked_fill(rest, 0.0).sum(-1, keepdim=True)
+    leak_top = (leak * torch.where(tied, in_top, 1.0)).masked_fill(rest, 0.0).sum(-1, keepdim=True)
     leak_rest = leak.masked_fill(~rest, 0.0).sum(-1, keepdim=True)
-    if not is_readable(d) or bool((n_tied * (1.0 - share) > 0).any()):
-        also_rest = (1.0 - share) / (torch.exp(-d.masked_fill(~tied, 0.0)) + c_rest)
+    if not is_readable(d) or bool((n_tied * in_rest > 0).any()):
+        also_rest = in_rest / (torch.exp(-d.masked_fill(~tied, 0.0)) + c_rest)
         leak_rest = leak_rest + also_rest.masked_fill(~tied, 0.0).sum(-1, keepdim=True)
     slope_rest = slope.masked_fill(~rest, 0.0).sum(-1, keepdim=True)
     slope_top = slope.masked_fill(rest, 0.0).sum(-1, keepdim=True)
