@@ -14,9 +14,9 @@ go on with --resume until they end. Each try has one of these outcomes:
 - wrong: it ended with something else. lost: it cannot be brought to an end. unexplained: a
   traceback, or no word of what happened.
 
-Prints a Markdown table, and writes it to OUT/faults.md, with what was said in OUT/faults.json. Exits
-with 1 if an outcome is one of the last three. The commands run in forks of this process, so that a
-kill hits the training and not the import of torch.
+Prints a Markdown table, and writes it to OUT/faults.md, with what was said in OUT/faults.json.
+Exits with 1 if an outcome is one of the last three. The commands run in forks of this process, so
+that a kill hits the training and not the import of torch.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ class Job:
         if "Traceback" in ended.said:
             return "unexplained"
         if ended.code:
-            return "refused" if _says_what_to_do(ended) else "unexplained"
+            return "refused" if _is_refusal(ended, out) else "unexplained"
         try:
             found = contents(out)
         except UsageError as error:  # damage that is noticed when somebody wants the file
@@ -211,13 +211,10 @@ class Job:
         return Try("lost" if outcome == "refused" else outcome, said + ended.said)
 
 
-def _says_what_to_do(ended: Ended) -> bool:
+def _is_refusal(ended: Ended, path: Path) -> bool:
+    """Whether it ended with one line that names a file, or the folder that it is in."""
     lines = [line for line in ended.said.splitlines() if line.startswith("softtopk: ")]
-    return (
-        ended.code == 2
-        and len(lines) == 1
-        and bool(re.search("[:;,] .*(give|delete|restor|ex)", lines[0]))
-    )
+    return ended.code == 2 and len(lines) == 1 and str(path) in lines[0]
 
 
 def contents(out: Path) -> dict[str, Any]:
@@ -276,22 +273,17 @@ Case = Callable[[Job, random.Random, int, Path], Iterator[Try]]
 
 def kill_at_any_time(job: Job, draw: random.Random, tries: int, folder: Path) -> Iterator[Try]:
     """Killed after a random time, and again when it goes on, until it gets to its end."""
-    kills = 0
-    for number in range(tries):
-        out, killed = folder / str(number), 0
-        while True:
-            process = job.start(out)
-            if not process.kill(draw.uniform(0, job.undisturbed[1])):
-                break
+    left = tries
+    while left > 0:
+        out, killed = folder / str(left), 0
+        while (process := job.start(out)).kill(draw.uniform(0, job.undisturbed[1])):
             process.wait()
             killed += 1
         ended = process.wait()
         outcome = job.judge(out, ended)
-        # Each kill is a try; a run that fails makes all of its kills fail.
+        # Each kill is a try: all of them share the outcome.
         yield from [Try("lost" if outcome == "refused" else outcome, ended.said)] * killed
-        kills += killed
-        if kills >= tries:
-            return
+        left -= killed
 
 
 def kill_at_a_write(job: Job, draw: random.Random, tries: int, folder: Path) -> Iterator[Try]:
@@ -315,16 +307,11 @@ def signals(job: Job, draw: random.Random, tries: int, folder: Path) -> Iterator
             with suppress(ProcessLookupError):
                 process.kill(draw.uniform(0, 0.1), kind)
         ended = process.wait()
-        # By the default action of the system if it came before the work began.
-        if (
-            ended.code not in (0, 130, -kind)
-            or "Traceback" in ended.said
-            or (
-                ended.code == 130
-                and "stopping after" in ended.said
-                and "again" not in ended.said.replace("--resume", "again")
-            )
-        ):
+        # Before the work begins it ends without a word; there is nothing yet to go on with.
+        silent = (
+            ended.code == 130 and "stopping after" in ended.said and "stopped" not in ended.said
+        )
+        if ended.code not in (0, 130, -kind) or "Traceback" in ended.said or silent:
             yield Try("unexplained", ended.said)
         else:
             yield job.finished(out, ended.said)
@@ -340,7 +327,7 @@ def full_disk(job: Job, draw: random.Random, tries: int, folder: Path) -> Iterat
 
 
 def full_file_system(job: Job, draw: random.Random, tries: int, folder: Path) -> Iterator[Try]:
-    """A file system that fills up at a random time, then space again; only where one can be mounted."""
+    """A file system that fills up, then space again; only where one can be mounted."""
     whole = sum(f.stat().st_size for f in job.halfway.rglob("*") if f.is_file())
     for number in range(tries):
         out = folder / str(number) / "run"
@@ -358,9 +345,8 @@ def full_file_system(job: Job, draw: random.Random, tries: int, folder: Path) ->
 @contextmanager
 def file_system(folder: Path, size: int) -> Iterator[bool]:
     mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
-    mounted = (
-        bool(shutil.which("mount")) and not subprocess.run(mount, capture_output=True).returncode
-    )
+    found = shutil.which("mount") is not None
+    mounted = found and subprocess.run(mount, capture_output=True).returncode == 0
     try:
         yield mounted
     finally:
@@ -483,8 +469,7 @@ def cut_data(job: Job, draw: random.Random, tries: int, folder: Path) -> Iterato
             file = draw.choice([f for f in sorted(data.rglob("*")) if f.is_file()])
             cut(draw, file)
             ended = Process([*job.name.split(), "train", *args, "--out", str(out)]).wait()
-            named = str(file) in ended.said or f"{file.parent}" in ended.said
-            if "Traceback" in ended.said or (ended.code and not named):
+            if "Traceback" in ended.said or (ended.code and not _is_refusal(ended, data)):
                 yield Try("unexplained", ended.said)
             elif ended.code:
                 yield Try("wrong" if (out / "config.json").exists() else "refused", ended.said)

@@ -206,7 +206,9 @@ def train(options: Train, given: Mapping[str, Any]) -> int:
         code = 0
         for method, seed in todo:
             interrupt.check()
-            code |= _run_one(out, plan, method, seed, samples(seed), report, interrupt)
+            # Another process may have finished it before this one had the lock.
+            if Run(EXPERIMENT.folder(out, method, seed)).result is None:
+                code |= _run_one(out, plan, method, seed, samples(seed), report, interrupt)
         return code
 
     return EXPERIMENT.train(out, work, report, resume=options.resume, threads=plan.settings.threads)
