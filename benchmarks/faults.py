@@ -1,7 +1,7 @@
 """What becomes of a training after a fault: kills, signals, full disks, damaged files, bad input?
 
-    python benchmarks/faults.py                          # everything, 20 times each: half an hour
-    python benchmarks/faults.py --tries 1                # a minute
+    python benchmarks/faults.py                          # everything, 20 times each: 10 minutes
+    python benchmarks/faults.py --tries 1                # half a minute
     python benchmarks/faults.py --only kill translate    # the cases that have these words
 
 Small trainings of `softtopk knn train` and `softtopk translate train` are disturbed at random, then
@@ -144,12 +144,16 @@ class Job:
 
     @functools.cached_property
     def undisturbed(self) -> tuple[dict[str, Any], float]:
-        """What it comes to if it is left alone, and the seconds that takes."""
-        out, start = self.folder / f"{self.name}-undisturbed", time.monotonic()
-        ended = self.go_on(out)
-        seconds = time.monotonic() - start
-        assert ended.code == 0, ended.said
-        return contents(out), seconds
+        """What it comes to if it is left alone, and the least seconds that takes."""
+        seconds, found = [], []
+        for number in range(2):
+            out, start = self.folder / f"{self.name}-undisturbed-{number}", time.monotonic()
+            ended = self.go_on(out)
+            seconds.append(time.monotonic() - start)
+            assert ended.code == 0, ended.said
+            found.append(contents(out))
+        assert found[0] == found[1], "it differs from run to run"
+        return found[0], min(seconds)
 
     @functools.cached_property
     def writes(self) -> int:
@@ -288,7 +292,7 @@ def kill_at_any_time(job: Job, draw: random.Random, tries: int, folder: Path) ->
 
 def kill_at_a_write(job: Job, draw: random.Random, tries: int, folder: Path) -> Iterator[Try]:
     """Killed right before a file is opened, renamed, cut or removed."""
-    points = draw.sample(range(1, job.writes + 1), min(2 * tries, job.writes))
+    points = draw.sample(range(1, job.writes + 1), min(5 * tries, job.writes))
     for point in points:
         out = folder / str(point)
         ended = job.start(out, functools.partial(at_write, out, point, kill)).wait()
@@ -424,7 +428,7 @@ def two_processes(job: Job, draw: random.Random, tries: int, folder: Path) -> It
     for number in range(tries):
         out = folder / str(number)
         first = job.start(out)
-        time.sleep(draw.uniform(0, 1.1 * job.undisturbed[1]))
+        time.sleep(draw.uniform(0, job.undisturbed[1]))
         second = job.start(out).wait()
         ended = first.wait()
         refused = [end for end in (ended, second) if end.code]
@@ -658,6 +662,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)
+    print(f"seed {options.seed}", flush=True)
     torch.set_num_threads(1)
     records = []
     with tempfile.TemporaryDirectory() as name:
@@ -666,7 +671,7 @@ def main() -> int:
         warm_up(Path(name))
         for title, case in CASES.items():
             for job in jobs:
-                if not options.only or any(word in f"{title} {job.name}" for word in options.only):
+                if all(word in f"{title} {job.name}" for word in options.only):
                     records.append(count(title, case, job, options, Path(name)))
     page = as_table(records).to_markdown()
     print(page)
@@ -685,6 +690,7 @@ def warm_up(folder: Path) -> None:
     """Import what the commands import late, so that the forks need not. Nothing is trained here:
     torch cannot differentiate in a fork of a process that has."""
     import sacrebleu  # noqa: F401
+    import torch._dynamo  # noqa: F401  # every optimiser does, for a second and a half
 
     (folder / "warm").mkdir()
     for args in (

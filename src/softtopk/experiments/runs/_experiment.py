@@ -98,10 +98,10 @@ class Experiment:
         with locked(out), Interrupt() as interrupt:
             try:
                 code = work(interrupt)
+                self._show([out], out / "table", report, "results")
             except (Interrupted, KeyboardInterrupt):
                 report.say(f"stopped; {self._how_to_go_on(out)}")
                 return INTERRUPTED
-            self._show([out], out / "table", report, "results")
         return code
 
     def _show(self, paths: Sequence[Path], out: Path | None, report: Report, what: str) -> None:
