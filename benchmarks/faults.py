@@ -237,6 +237,15 @@ def contents(out: Path) -> dict[str, Any]:
     return found
 
 
+def complaint(out: Path) -> str:
+    """What is said of a damaged file when somebody wants it."""
+    try:
+        contents(out)
+    except UsageError as error:
+        return f"softtopk: {error}\n"
+    return ""
+
+
 def _timeless(record: Any) -> Any:
     if isinstance(record, dict):
         return {k: _timeless(v) for k, v in record.items() if not TIMES.search(k)}
@@ -412,15 +421,14 @@ def damaged_file(job: Job, draw: random.Random, tries: int, folder: Path) -> Ite
         good = file.read_bytes()
         (flip, cut)[draw.randrange(2)](draw, file)
         ended = job.go_on(out)
-        outcome = job.judge(out, ended)
-        if outcome == "same":
-            yield Try(outcome, ended.said)
-            continue
+        outcome, said = job.judge(out, ended), ended.said + complaint(out)
         file.write_bytes(good)
-        if not ended.code:  # a finished part, which was not needed
-            yield Try("refused" if job.judge(out, ended) == "same" else "wrong", ended.said)
-        else:
+        if ended.code:
             yield job.mended(out, ended)
+        elif outcome == "refused":  # a finished part, which was not needed to go on
+            yield Try(outcome if job.judge(out, ended) == "same" else "wrong", said)
+        else:
+            yield Try(outcome, said)
 
 
 def two_processes(job: Job, draw: random.Random, tries: int, folder: Path) -> Iterator[Try]:
@@ -510,7 +518,7 @@ def pickles(job: Job, draw: random.Random, tries: int, folder: Path) -> Iterator
         ended = job.go_on(out)
         outcome = "wrong" if mark.exists() else job.judge(out, ended)
         mark.unlink(missing_ok=True)
-        yield Try(outcome, ended.said)
+        yield Try(outcome, ended.said if ended.code else ended.said + complaint(out))
 
 
 # --- the trainings and their data ---
@@ -673,16 +681,11 @@ def main() -> int:
             for job in jobs:
                 if all(word in f"{title} {job.name}" for word in options.only):
                     records.append(count(title, case, job, options, Path(name)))
-    page = as_table(records).to_markdown()
-    print(page)
+    command = f"python benchmarks/faults.py --tries {options.tries} --seed {options.seed}"
+    record = {"command": command, "source": provenance(surroundings()), "cases": records}
+    print(as_table(records).to_markdown())
     if options.out is not None:
-        command = f"python benchmarks/faults.py --tries {options.tries} --seed {options.seed}"
-        source = provenance(surroundings())
-        write_tables(
-            options.out / "faults",
-            f"{page}\n\n```\n{command}\n```\n\n- {source}\n",
-            {"seed": options.seed, "source": source, "cases": records},
-        )
+        write_tables(options.out / "faults", as_page(record), record)
     return int(any(record[outcome] for record in records for outcome in BAD))
 
 
@@ -732,10 +735,34 @@ def _last_words(said: str) -> str:
     return lines[-1] if lines else ""
 
 
+def as_page(record: dict[str, Any]) -> str:
+    """The table, what was said of each fault for the first time, and where it comes from."""
+    table = as_table(record["cases"])
+    said = [
+        f"- {case['case']}, {case['training']}: {words.removeprefix('softtopk: ')}"
+        for case in record["cases"]
+        for outcome, words in case["said"].items()
+        if outcome == "refused" or "Damaged" in words
+    ]
+    parts = [
+        f"## {table.title}",
+        table.to_markdown(),
+        f"```\n{record['command']}\n```",
+        f"- {record['source']}",
+        "What was said, the first time that something was (paths without their beginning):",
+        "\n".join(said),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
 def as_table(records: Sequence[dict[str, Any]]) -> Table:
     header = ["Fault", "Training", "Tries", *(name.capitalize() for name in (*GOOD, *BAD))]
     entries = ("case", "training", "tried", *GOOD, *BAD)
-    return Table("Faults", header, [[str(record[name]) for name in entries] for record in records])
+    return Table(
+        "Faults, and what became of the training",
+        header,
+        [[str(record[name]) for name in entries] for record in records],
+    )
 
 
 if __name__ == "__main__":

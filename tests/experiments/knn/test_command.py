@@ -200,6 +200,17 @@ def test_a_stopped_run_goes_on_to_the_same_result(
     assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
+def test_ctrl_c_while_the_table_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Experiment, "_show", interrupted)
+    assert exit_code("train", "--method", "knn", *QUICK, "--out", str(tmp_path / "run")) == 130
+    assert "--resume" in capsys.readouterr().out
+
+
 def test_what_another_process_has_finished_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
