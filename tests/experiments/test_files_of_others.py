@@ -14,6 +14,8 @@ import torch
 
 from softtopk import cli, seq2seq
 from softtopk.experiments.bench import Record
+from softtopk.experiments.errors import UsageError
+from softtopk.experiments.runs import open_run
 from softtopk.knn import SoftKNNClassifier
 
 
@@ -99,3 +101,12 @@ def test_a_model_or_a_record_is_not_a_pickle(
     with pytest.raises(ValueError, match=r"model\.safetensors"):
         load(file)
     assert not executed.exists()
+
+
+def test_a_checkpoint_is_not_executed(tmp_path: Path) -> None:
+    """Not even one whose digest is right."""
+    run = open_run(tmp_path / "run", {}, resume=False)
+    run.save({"step": Payload(tmp_path / "executed")})
+    with pytest.raises(UsageError, match=r"checkpoint\.pt cannot be read"):
+        run.load()
+    assert not (tmp_path / "executed").exists()

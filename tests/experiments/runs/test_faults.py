@@ -32,3 +32,11 @@ def test_every_fault_once(tmp_path: Path) -> None:
         assert case["tried"] == case["same"] + case["refused"] + case["shorter"]
         if case["refused"] and "damaged" in case["case"]:
             assert "softtopk: " in case["said"]["refused"]
+
+
+def test_the_page_has_the_table_of_the_record() -> None:
+    docs = ROOT / "docs"
+    lines = (docs / "results" / "faults.md").read_text().splitlines()
+    table = [line for line in lines if line.startswith("|")]
+    assert len(table) == 28
+    assert "\n".join(table) in (docs / "faults.md").read_text()

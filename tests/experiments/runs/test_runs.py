@@ -379,25 +379,6 @@ def test_a_state_dict_is_not_a_checkpoint(tmp_path: Path) -> None:
     assert run.metrics == [{"epoch": 1}]
 
 
-class Payload:
-    """Makes a file when it is unpickled."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Path.touch, (self.file,)
-
-
-def test_a_checkpoint_does_not_execute_code(tmp_path: Path) -> None:
-    """Not even one whose digest is right."""
-    run = open_run(tmp_path / "run", {}, resume=False)
-    run.save({"step": Payload(tmp_path / "executed")})
-    with pytest.raises(UsageError, match=r"checkpoint\.pt cannot be read"):
-        run.load()
-    assert not (tmp_path / "executed").exists()
-
-
 def test_weights_survive(tmp_path: Path) -> None:
     run = open_run(tmp_path / "run", {}, resume=False)
     with pytest.raises(UsageError, match="no trained weights"):
