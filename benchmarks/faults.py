@@ -115,11 +115,15 @@ def _command(args: Sequence[str], output: int, before: Callable[[], object] | No
         cli.main(args)
     except SystemExit as ended:
         code = ended.code
+    except KeyboardInterrupt:  # before the command began, or after its end
+        code = 128 + signal.SIGINT
     except BaseException:
         traceback.print_exc()
     finally:
-        sys.stdout.flush()
-        os._exit(code)
+        try:
+            sys.stdout.flush()
+        finally:  # whatever comes, there must not be a second one of this script
+            os._exit(code)
 
 
 @dataclass(frozen=True)
@@ -180,10 +184,7 @@ class Job:
         last = "relaxed-subset" if self.name == "knn" else "membership"
         records = out / last / "seed-0" / "metrics.jsonl"
 
-        def before() -> None:
-            at_write(out, 3, kill, lambda path: path == str(records))
-
-        ended = Process(command(out), before).wait()
+        ended = Process(command(out), lambda: at_write(records, 3, kill)).wait()
         assert ended.code == -signal.SIGKILL, ended.said
         return out
 
@@ -256,22 +257,19 @@ def kill() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def at_write(
-    folder: Path, number: int, act: Callable[[], object], counts: Callable[[str], bool] = bool
-) -> None:
-    """From now on ``act`` before the given change of a file or a folder in ``folder``; -1: each."""
+def at_write(place: Path, number: int, act: Callable[[], object]) -> None:
+    """From now on ``act`` before a file or a folder in ``place``, which may be a file itself, is
+    changed for this ``number`` of times; -1 is every time."""
     seen = 0
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         nonlocal seen
-        if event == "open" and not (
-            isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)
-        ):
-            return
-        if event not in ("open", "os.rename", "os.remove", "os.truncate", "os.mkdir"):
-            return
-        path = str(arguments[0])
-        if path.startswith(str(folder)) and counts(path):
+        if event == "open":
+            flags = arguments[2]
+            changes = isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR)
+        else:
+            changes = event in ("os.rename", "os.remove", "os.truncate", "os.mkdir")
+        if changes and str(arguments[0]).startswith(str(place)):
             seen += 1
             if number in (-1, seen):
                 act()
