@@ -25,7 +25,7 @@ ifndef PYTHON
 PYTHON := $(shell python3.11 -c '' 2>/dev/null && echo python3.11 || echo python3)
 endif
 
-.PHONY: help demo test test-all check lint format bench gpu-bench gpu-check figures native wheel clean
+.PHONY: help demo test test-all check lint format bench gpu-bench gpu-check faults figures native wheel clean
 
 help:  ## Print this list.
 	@echo "make TARGET, where TARGET is one of"
@@ -67,6 +67,9 @@ gpu-bench: $(NATIVE)  ## Check the operators on a CUDA device, then time them th
 
 gpu-check: $(NATIVE)  ## Compile the kernels for GPUs, without one, and look for spilled registers.
 	@$(BIN)/python benchmarks/gpu_check.py --out runs/gpu-check $(GPU_CHECK)
+
+faults: $(NATIVE)  ## Kill, stop and damage small trainings, 10 minutes (FAULTS='--tries 1': half a minute).
+	@$(BIN)/python benchmarks/faults.py --out runs/faults $(FAULTS)
 
 figures: $(NATIVE)  ## Draw the figures of the docs anew, half a minute (FIGURES=docs/figures).
 	@$(BIN)/softtopk figures --out "$(FIGURES)"

@@ -18,8 +18,9 @@ def sha256(data: bytes) -> str:
 def replacing(path: Path) -> Iterator[Path]:
     """Give a file to write, which takes the place of `path` at the end, all at once.
 
-    A reader never meets half a file, and an error or a crash leaves what there was before. Makes
-    the folder if there is none, but none above it.
+    A reader never meets half a file, and an error or a crash leaves what there was before. What is
+    done next is on the disk after it: a file can vouch for one that was written earlier. Makes the
+    folder if there is none, but none above it.
     """
     with naming(path):
         path.parent.mkdir(exist_ok=True)
@@ -30,8 +31,20 @@ def replacing(path: Path) -> Iterator[Path]:
             with draft.open("rb+") as file:
                 os.fsync(file.fileno())  # else the name can reach the disk before the content does
             os.replace(draft, path)
+            _settle(path.parent)
         finally:
             draft.unlink(missing_ok=True)
+
+
+def _settle(folder: Path) -> None:
+    """Wait until the names in a folder are on the disk."""
+    if os.name == "nt":  # where a folder cannot be opened
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager

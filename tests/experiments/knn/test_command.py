@@ -14,7 +14,6 @@ import signal
 import struct
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +33,7 @@ from softtopk.experiments.knn._settings import NETWORKS, make_settings
 from softtopk.experiments.knn._tables import collect, results
 from softtopk.experiments.runs import Experiment, Run, read_sealed, write_sealed
 from softtopk.knn import resnet8
+from stopping import stop_at_the_third_record
 
 QUICK = ("--subset", "200", "--epochs", "2", "--threads", "1")
 
@@ -164,22 +164,13 @@ def command(out: Path, *args: str) -> list[str]:
     return [sys.executable, "-m", "softtopk", "knn", "train", "--out", str(out), *args]
 
 
-def wait_for_epochs(out: Path, method: str, epochs: int, process: subprocess.Popen[Any]) -> None:
-    metrics = out / method / "seed-0" / "metrics.jsonl"
-    deadline = time.monotonic() + 120
-    while not (metrics.exists() and len(metrics.read_text().splitlines()) >= epochs):
-        assert process.poll() is None, "it ended before it could be stopped"
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-STOPPED = ("--method", "relaxed-subset", "--subset", "300", "--epochs", "12", "--threads", "1")
+STOPPED = ("--method", "relaxed-subset", "--subset", "300", "--epochs", "5", "--threads", "1")
 
 
 @pytest.fixture(scope="module")
 def unstopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("unstopped") / "run"
-    subprocess.run(command(out, *STOPPED), check=True, capture_output=True)
+    assert exit_code("train", *STOPPED, "--out", str(out)) == 0
     return out
 
 
@@ -196,17 +187,49 @@ def test_a_stopped_run_goes_on_to_the_same_result(
 ) -> None:
     """Of the method that draws noise in every step."""
     out = tmp_path / "run"
-    process = subprocess.Popen(command(out, *STOPPED), stdout=subprocess.DEVNULL)
-    wait_for_epochs(out, "relaxed-subset", 2, process)
-    process.send_signal(number)
-    assert process.wait(60) == code
+    records = out / "relaxed-subset" / "seed-0" / "metrics.jsonl"
+    args = ["knn", "train", *STOPPED, "--out", str(out)]
+    stopped = stop_at_the_third_record(args, records, number)
+    assert stopped.returncode == code, stopped.stderr
     assert not (out / "relaxed-subset" / "seed-0" / "result.json").exists()
-    subprocess.run(command(out, "--resume"), check=True, capture_output=True)
+    assert exit_code("train", "--resume", "--out", str(out)) == 0
     assert curve(out, "relaxed-subset") == curve(unstopped, "relaxed-subset")
     found, expected = (result(o, "relaxed-subset") for o in (out, unstopped))
     assert found["correct"] == expected["correct"]
     weights = [o / "relaxed-subset" / "seed-0" / "model.safetensors" for o in (out, unstopped)]
     assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+def test_ctrl_c_while_the_table_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Experiment, "_show", interrupted)
+    assert exit_code("train", "--method", "knn", *QUICK, "--out", str(tmp_path / "run")) == 130
+    assert "--resume" in capsys.readouterr().out
+
+
+def test_what_another_process_has_finished_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After this one had looked what there is to do, and before it had the lock."""
+    out = tmp_path / "run"
+    args = ["train", "--data", "digits", "--method", "ce", *QUICK, "--out", str(out), "--resume"]
+    real = Experiment.train
+
+    def wait(*arguments: Any, **options: Any) -> int:
+        monkeypatch.setattr(Experiment, "train", real)
+        assert exit_code(*args) == 0
+        files.update({file: file.stat().st_mtime_ns for file in out.glob("ce/seed-0/*")})
+        return real(*arguments, **options)
+
+    files: dict[Path, int] = {}
+    monkeypatch.setattr(Experiment, "train", wait)
+    assert exit_code(*args) == 0
+    assert len(files) == 5
+    assert files == {file: file.stat().st_mtime_ns for file in out.glob("ce/seed-0/*")}
 
 
 def test_predict_classifies_a_file(everything: Path, tmp_path: Path, capsys: Any) -> None:

@@ -6,6 +6,7 @@ import io
 import os
 import re
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -19,6 +20,7 @@ from rich.console import Console
 
 from softtopk.experiments.errors import UsageError
 from softtopk.experiments.runs import (
+    DamagedCheckpointWarning,
     Interrupt,
     Interrupted,
     Report,
@@ -260,6 +262,114 @@ def test_another_file_in_place_of_a_checkpoint_is_named(tmp_path: Path, content:
     assert run.metrics == [{"epoch": 1}]
 
 
+def two_checkpoints(run: Run) -> list[Path]:
+    """The last one and the one before, each after a record."""
+    for epoch in (1, 2):
+        run.log({"epoch": epoch})
+        run.save({"step": epoch})
+    return [run.path / name for name in ("checkpoint.pt", "checkpoint.before.pt")]
+
+
+@pytest.mark.parametrize("place", [0, 30, 90, -1, None])
+def test_a_damaged_checkpoint_costs_no_more_than_the_last_steps(
+    tmp_path: Path, place: int | None
+) -> None:
+    run = open_run(tmp_path / "run", {}, resume=False)
+    last, _ = two_checkpoints(run)
+    data = bytearray(last.read_bytes())
+    if place is None:
+        del data[len(data) // 2 :]
+    else:
+        data[place] ^= 4
+    last.write_bytes(data)
+    with pytest.warns(DamagedCheckpointWarning, match=r"checkpoint\.pt is damaged.*goes on from"):
+        assert run.load() == {"step": 1}
+    assert run.metrics == [{"epoch": 1}]
+    run.save({"step": 2})  # does not put the damaged one in place of the good one
+    last.write_bytes(b"")
+    with pytest.warns(DamagedCheckpointWarning):
+        assert run.load() == {"step": 1}
+    last.write_bytes(b"")
+    with pytest.raises(UsageError, match=rf"delete {last} to start this run again"):
+        run.load()
+
+
+def test_two_damaged_checkpoints_are_both_named(tmp_path: Path) -> None:
+    run = open_run(tmp_path / "run", {}, resume=False)
+    last, before = two_checkpoints(run)
+    for file in (last, before):
+        file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(UsageError, match=rf"{last} is damaged.*delete {last} and {before} to"):
+        run.load()
+    assert run.metrics == [{"epoch": 1}, {"epoch": 2}]
+
+
+def test_a_kill_between_the_two_names_of_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, real = open_run(tmp_path / "run", {}, resume=False), os.replace
+    run.save({"step": 1})
+
+    def replace(source: Path, target: Path) -> None:
+        if target == run.path / "checkpoint.pt":
+            crash()
+        real(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", replace)
+        with pytest.raises(CrashError):
+            run.save({"step": 2})
+    assert not (run.path / "checkpoint.pt").exists()
+    assert run.load() == {"step": 1}
+
+
+def test_a_checkpoint_of_other_settings_is_refused_without_any_metrics(tmp_path: Path) -> None:
+    config = {"lr": 1.0, "device": "cpu"}
+    for name, changed in (("one", {"lr": 2.0}), ("two", {"device": "cuda"})):
+        run, other = (
+            open_run(tmp_path / name / part, settings, resume=False, free=["device"])
+            for part, settings in (("run", config), ("other", config | changed))
+        )
+        other.save({"step": 1})
+        (other.path / "checkpoint.pt").rename(run.path / "checkpoint.pt")
+        if name == "two":  # may change
+            assert run.load() == {"step": 1}
+            continue
+        with pytest.raises(UsageError, match="is a checkpoint of another run: delete"):
+            run.load()
+
+
+def test_what_a_killed_process_could_not_remove_is_removed(tmp_path: Path) -> None:
+    open_run(tmp_path, {}, resume=False)
+    done, begun = finished_and_not(tmp_path)
+    left = [done.path / "checkpoint.pt", done.path / "checkpoint.before.pt"]
+    for file in (*left, tmp_path / ".start.json"):
+        file.write_bytes(b"")
+    with locked(tmp_path):
+        assert not [file for file in (*left, tmp_path / ".start.json") if file.exists()]
+        assert (begun.path / "checkpoint.pt").exists()
+
+
+def test_a_file_and_its_name_are_on_the_disk_before_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In this order, or a loss of power can leave a name without a content."""
+    done: list[str] = []
+    real = os.replace
+
+    def sync(descriptor: int) -> None:
+        done.append("folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file")
+
+    def replace(source: Path, target: Path) -> None:
+        done.append("name")
+        real(source, target)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(os, "replace", replace)
+    write_atomic(tmp_path / "file", "text")
+    assert done == ["file", "name", "folder"]
+
+
 def test_a_state_dict_is_not_a_checkpoint(tmp_path: Path) -> None:
     run = open_run(tmp_path / "run", {}, resume=False)
     run.log({"epoch": 1})
@@ -267,13 +377,6 @@ def test_a_state_dict_is_not_a_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"checkpoint\.pt is damaged or not a checkpoint"):
         run.load()
     assert run.metrics == [{"epoch": 1}]
-
-
-def test_a_checkpoint_does_not_execute_code(tmp_path: Path) -> None:
-    run = open_run(tmp_path / "run", {}, resume=False)
-    run.save({"step": Walk})
-    with pytest.raises(UsageError, match=r"checkpoint\.pt cannot be read"):
-        run.load()
 
 
 def test_weights_survive(tmp_path: Path) -> None:

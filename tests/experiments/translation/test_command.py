@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from softtopk import cli
 from softtopk.experiments.runs import Experiment
 from softtopk.experiments.translation._training import Training
 from softtopk.seq2seq import Seq2Seq, Seq2SeqConfig
+from stopping import stop_at_the_third_record
 
 ENGLISH = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
 FRENCH = ["un", "deux", "trois", "quatre", "cinq", "six", "sept", "huit"]
@@ -251,16 +251,13 @@ def test_runs_from_other_weights_are_told_apart(everything: Path, tmp_path: Path
     assert "init" in (tmp_path / "t.md").read_text()
 
 
-def command(out: Path, *args: str) -> list[str]:
-    return [sys.executable, "-m", "softtopk", "translate", "train", "--out", str(out), *args]
-
-
-def wait_for_records(metrics: Path, n: int, process: subprocess.Popen[Any]) -> None:
-    deadline = time.monotonic() + 120
-    while not (metrics.exists() and len(metrics.read_text().splitlines()) >= n):
-        assert process.poll() is None, "it ended before it could be stopped"
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+def stopped(
+    out: Path, stage: str, number: signal.Signals, *args: str
+) -> subprocess.CompletedProcess[str]:
+    records = out / stage / "seed-0" / "metrics.jsonl"
+    return stop_at_the_third_record(
+        ["translate", "train", "--out", str(out), *args], records, number
+    )
 
 
 def test_prepare_train_kill_resume_evaluate_translate(
@@ -276,12 +273,10 @@ def test_prepare_train_kill_resume_evaluate_translate(
     whole, out = tmp_path / "whole", tmp_path / "run"
     assert exit_code("train", *options, "--out", str(whole)) == 0
     for stage, args in (("pretrain", options), ("membership", ["--resume"])):
-        process = subprocess.Popen(command(out, *args), stdout=subprocess.DEVNULL)
-        wait_for_records(out / stage / "seed-0" / "metrics.jsonl", 2, process)
-        process.send_signal(signal.SIGKILL)
-        assert process.wait(60) == -signal.SIGKILL
+        killed = stopped(out, stage, signal.SIGKILL, *args)
+        assert killed.returncode == -signal.SIGKILL, killed.stderr
         assert not (out / stage / "seed-0" / "result.json").exists()
-    subprocess.run(command(out, "--resume"), check=True, capture_output=True)
+    assert exit_code("train", "--resume", "--out", str(out)) == 0
     for stage in ("pretrain", "membership"):
         assert curve(out, stage) == curve(whole, stage)
         assert result(out, stage) == result(whole, stage)
@@ -296,13 +291,10 @@ def test_prepare_train_kill_resume_evaluate_translate(
 
 def test_ctrl_c_stops_after_a_step_and_says_how_to_go_on(corpus: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    args = ["--data", str(corpus), "--updates", "0", "--pretrain-epochs", "50", *TINY]
-    process = subprocess.Popen(command(out, *args), stdout=subprocess.PIPE, text=True)
-    wait_for_records(out / "pretrain" / "seed-0" / "metrics.jsonl", 1, process)
-    process.send_signal(signal.SIGINT)
-    said, _ = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert f"softtopk translate train --out {out} --resume" in said
+    args = ["--data", str(corpus), "--updates", "0", "--pretrain-epochs", "5", *TINY]
+    process = stopped(out, "pretrain", signal.SIGINT, *args)
+    assert process.returncode == 130, process.stderr
+    assert f"softtopk translate train --out {out} --resume" in process.stdout
     assert (out / "pretrain" / "seed-0" / "checkpoint.pt").exists()
 
 

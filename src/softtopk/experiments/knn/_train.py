@@ -218,7 +218,10 @@ def _train(options: Train, plan: Plan) -> int:
         code = 0
         for method, seed in todo:
             interrupt.check()
-            code |= _run_one(out, plan, method, seed, samples(seed), report, interrupt)
+            # Another command may have finished it before this one had the lock.
+            part = Run(EXPERIMENT.folder(out, method, seed))
+            if processes.lead(lambda part=part: part.result) is None:  # type: ignore[misc]
+                code |= _run_one(out, plan, method, seed, samples(seed), report, interrupt)
         return code
 
     return EXPERIMENT.train(out, work, report, resume=options.resume, threads=plan.settings.threads)

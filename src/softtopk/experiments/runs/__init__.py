@@ -2,16 +2,18 @@
 
 A run is a folder:
 
-    config.json        what was asked for
-    environment.json   date, hardware and versions
-    metrics.jsonl      one line for each epoch
-    checkpoint.pt      the state to go on from, while it is not finished
-    model.safetensors  the trained weights, when it is
-    result.json        the outcome; its presence is what makes a run finished
+    config.json            what was asked for
+    environment.json       date, hardware and versions
+    metrics.jsonl          one line for each epoch
+    checkpoint.pt          the state to go on from, while it is not finished
+    checkpoint.before.pt   the one before, to go on from if that is damaged
+    model.safetensors      the trained weights, when it is
+    result.json            the outcome; its presence is what makes a run finished
 
 Every file is written whole or not at all, except the metrics, which grow by a line and are cut back
 to the checkpoint on the next start. So a run can be killed at any time. Runs that belong together
-lie in the folders of one folder, which has a config.json of its own.
+lie in the folders of one folder, which has a config.json of its own. `benchmarks/faults.py` counts
+what faults do to a run.
 
 A damaged file is noticed when it is read again. The JSON files and the checkpoint have their own
 SHA-256 in them. What cannot have it is vouched for by the file that is written next, whose presence
@@ -22,7 +24,7 @@ with their digest.
 """
 
 from . import _processes as processes
-from ._directory import Run, announce, find_runs, locked, open_run
+from ._directory import DamagedCheckpointWarning, Run, announce, find_runs, locked, open_run
 from ._experiment import Experiment, Results, attempt
 from ._files import check_digest, read_sealed, sealed, write_atomic, write_sealed
 from ._interrupt import INTERRUPTED, Interrupt, Interrupted
@@ -43,6 +45,7 @@ from ._tables import (
 __all__ = [
     "INTERRUPTED",
     "AsInWholeBatch",
+    "DamagedCheckpointWarning",
     "Experiment",
     "Interrupt",
     "Interrupted",

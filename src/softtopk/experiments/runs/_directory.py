@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pickle
+import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
@@ -14,22 +15,30 @@ from typing import Any
 
 import torch
 
-from ..._files import naming, sha256
+from ..._files import naming, replacing, sha256
 from .._files import check_out, remove_drafts
 from ..errors import UsageError
 from ._files import DIGEST, REMEDY, check_digest, read_sealed, write_atomic, write_sealed
 from ._tables import surroundings
 
 FORMAT = 1
-CHECKPOINT = b"softtopk checkpoint 1\n"  # and the digest of the rest, and the rest
+CHECKPOINT = b"softtopk checkpoint 2\n"  # and the digest of the rest, and the rest
 START = ".start.json"  # what a start that has no config.json yet writes
 
 
-class Run:
-    """One run: what it was asked, how far it is, what came out."""
+class DamagedCheckpointWarning(UserWarning):
+    """The last checkpoint cannot be used; the run goes on from the one before."""
 
-    def __init__(self, path: Path) -> None:
+
+class Run:
+    """One run: what it was asked, how far it is, what came out.
+
+    Entries of its config that are named in ``free`` may change while it is trained.
+    """
+
+    def __init__(self, path: Path, free: Collection[str] = ()) -> None:
         self.path = path
+        self._free = free
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -71,45 +80,87 @@ class Run:
             os.fsync(file.fileno())  # before the checkpoint, which vouches for it
 
     def save(self, state: Mapping[str, Any]) -> None:
-        """Keep ``state``, of tensors and plain values, to go on from."""
+        """Keep ``state``, of tensors and plain values, to go on from; and the one before, in case
+        that this one is damaged."""
         logged = self._logged()
-        saved = {"logged": len(logged), "sha256": sha256(logged), "state": dict(state)}
+        saved = {
+            "run": self._identity,
+            "logged": len(logged),
+            "sha256": sha256(logged),
+            "state": dict(state),
+        }
         buffer = io.BytesIO()
         torch.save(saved, buffer)
         payload = buffer.getvalue()
-        write_atomic(self._checkpoint, CHECKPOINT + sha256(payload).encode() + payload)
+        last, before = self._checkpoints
+        with replacing(last) as draft:
+            draft.write_bytes(CHECKPOINT + sha256(payload).encode() + payload)
+            if last.exists():
+                os.replace(last, before)
 
     def load(self) -> dict[str, Any] | None:
         """The last state that was kept, with the metrics cut back to that moment."""
         logged, state = 0, None
-        if self._checkpoint.exists():
-            saved = self._saved()
+        found = [path for path in self._checkpoints if path.exists()]
+        if found:
+            saved = self._last_good(found)
             logged, state = saved["logged"], saved["state"]
-            found = sha256(self._logged()[:logged])
-            check_digest(self._metrics, found, saved["sha256"], self._from_the_beginning)
         if self._metrics.exists():
             # What was logged after the checkpoint will be logged again.
             os.truncate(self._metrics, logged)
         return state
 
-    def _saved(self) -> dict[str, Any]:
-        """What the checkpoint has, if it is one and is as it was written."""
-        path, remedy = self._checkpoint, self._from_the_beginning
+    def _last_good(self, paths: list[Path]) -> dict[str, Any]:
+        """What the first of these checkpoints has that can be used."""
+        problems = []
+        for path in paths:
+            try:
+                saved = self._saved(path)
+            except UsageError as error:
+                problems.append(str(error))
+                continue
+            if problems:
+                # It also takes the place of the other: the next one would replace it else.
+                os.replace(path, self._checkpoints[0])
+                text = f"{problems[0]}; the run goes on from the checkpoint before"
+                warnings.warn(text, DamagedCheckpointWarning, stacklevel=3)
+            return saved
+        files = " and ".join(map(str, paths))
+        raise UsageError(
+            f"{problems[0]}: delete {files} to start this run again from the beginning"
+        )
+
+    def _saved(self, path: Path) -> dict[str, Any]:
+        """What a checkpoint has, if it is one of this run and is as it was written."""
         data = path.read_bytes()
-        if not data.startswith(CHECKPOINT):
-            raise UsageError(f"{path} is damaged or not a checkpoint of this version: {remedy}")
         start = len(CHECKPOINT) + len(sha256(b""))
         payload = data[start:]
-        check_digest(path, sha256(payload), data[len(CHECKPOINT) : start].decode("latin-1"), remedy)
+        if data[:start] != CHECKPOINT + sha256(payload).encode():
+            raise UsageError(f"{path} is damaged or not a checkpoint of this version")
         try:
-            return torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
+            saved = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
         except (pickle.UnpicklingError, RuntimeError) as error:  # of another version of torch
-            raise UsageError(f"{path} cannot be read by this torch ({error}): {remedy}") from error
+            raise UsageError(f"{path} cannot be read by this torch ({error})") from error
+        if saved["run"] != self._identity:
+            raise UsageError(f"{path} is a checkpoint of another run")
+        if sha256(self._logged()[: saved["logged"]]) != saved["sha256"]:
+            raise UsageError(f"{self._metrics} is damaged or was changed by hand, or {path} was")
+        return saved
+
+    @property
+    def _identity(self) -> str:
+        """The digest of what was asked for, without what may change."""
+        kept = {name: value for name, value in self.config.items() if name not in self._free}
+        return sha256(json.dumps(kept, sort_keys=True).encode())
 
     def restart(self) -> None:
         """Forget how far it was."""
-        self._checkpoint.unlink(missing_ok=True)
+        self._remove_checkpoints()
         self._metrics.unlink(missing_ok=True)
+
+    def _remove_checkpoints(self) -> None:
+        for path in self._checkpoints:
+            path.unlink(missing_ok=True)
 
     def save_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Keep the trained weights."""
@@ -140,7 +191,7 @@ class Run:
         digests = {"metrics": sha256(self._logged()), "weights": sha256(weights)}
         # A result that is only added to has its digests, of what was written then.
         write_sealed(self.path / "result.json", {"sha256": digests, **result})
-        self._checkpoint.unlink(missing_ok=True)
+        self._remove_checkpoints()
 
     def _logged(self) -> bytes:
         return self._metrics.read_bytes() if self._metrics.exists() else b""
@@ -150,16 +201,13 @@ class Run:
         return f"restore it from a copy, or delete {self.path} and run it again with --resume"
 
     @property
-    def _from_the_beginning(self) -> str:
-        return f"delete {self._checkpoint} to start this run again from the beginning"
-
-    @property
     def _metrics(self) -> Path:
         return self.path / "metrics.jsonl"
 
     @property
-    def _checkpoint(self) -> Path:
-        return self.path / "checkpoint.pt"
+    def _checkpoints(self) -> tuple[Path, Path]:
+        """The last one, and the one before it."""
+        return self.path / "checkpoint.pt", self.path / "checkpoint.before.pt"
 
     @property
     def weights(self) -> Path:
@@ -186,7 +234,7 @@ def open_run(
         write_sealed(path / "environment.json", surroundings())
         write_sealed(path / "config.json", config)  # last: it is what makes the folder a run
         (path / START).unlink(missing_ok=True)
-        return Run(path)
+        return Run(path, free)
     if not resume:
         raise _taken(path)
     before = Run(path).config
@@ -202,7 +250,7 @@ def open_run(
         )
     if differing:
         write_sealed(path / "config.json", config)
-    return Run(path)
+    return Run(path, free)
 
 
 def make_folder(path: Path) -> None:
@@ -273,12 +321,23 @@ def locked(path: Path) -> Iterator[None]:
     try:
         lock.acquire(blocking=False)
     except Timeout:
-        raise UsageError(f"--out {path}: another process is running there") from None
+        raise UsageError(
+            f"--out {path}: another process is running there; wait for it, or give another"
+        ) from None
     try:
-        remove_drafts(path.rglob(".*.tmp"))
+        _tidy(path)
         yield
     finally:
         lock.release()
+
+
+def _tidy(path: Path) -> None:
+    """Remove what processes that were killed did not get to remove."""
+    remove_drafts(path.rglob(".*.tmp"))
+    if (path / "config.json").exists():
+        (path / START).unlink(missing_ok=True)
+    for result in path.rglob("result.json"):
+        Run(result.parent)._remove_checkpoints()
 
 
 def _is_of_a_run(config: Path) -> bool:

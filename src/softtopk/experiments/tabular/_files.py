@@ -140,6 +140,8 @@ def _read_npz(path: Path) -> Iterator[Block]:
         raise UsageError(f"{path}: not a NumPy file without objects ({error}); {remedy}") from error
     columns: dict[str, Any] = {}
     for name, array in arrays.items():
+        if not isinstance(array, np.ndarray):  # another file in a zip of others
+            raise UsageError(f"{path}: {name} is not an array; write it with numpy.savez")
         if array.ndim not in (1, 2):
             raise UsageError(
                 f"{path}: {name} is an array {array.shape}, expected one or two dimensions; "
