@@ -2,9 +2,10 @@
 
     python tests/sanitize/run.py [--cases 2000]
 
-Builds driver.cpp together with the library twice: with AddressSanitizer and UndefinedBehaviorSanitizer,
-and with ThreadSanitizer. First faults are committed on every instruction set, each of which has to be
-noticed: else the sanitizer watches nothing. Then every kernel is called on random arguments.
+Builds driver.cpp together with the library twice: with AddressSanitizer and
+UndefinedBehaviorSanitizer, and with ThreadSanitizer. First faults are committed on every
+instruction set, each of which has to be noticed: else the sanitizer watches nothing. Then every
+kernel is called on random arguments.
 
 The run with AddressSanitizer is made twice, with other garbage in fresh memory. Results that differ
 come from memory that was read before it was written.

@@ -208,7 +208,7 @@ def _matrix(name: str, features: npt.ArrayLike) -> Floats:
 
 def _directions(features: Floats) -> Floats:
     norms: Floats = np.linalg.norm(features, axis=1, keepdims=True)
-    norms[norms == 0] = 1
+    norms[norms < np.finfo(np.float32).tiny] = math.inf  # as in _distances
     return features / norms
 
 
