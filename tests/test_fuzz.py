@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tiny_decoder import Tiny
 from torch import Tensor
@@ -26,7 +26,7 @@ from softtopk import kernels, knn, nn, relaxations, seq2seq
 from softtopk.knn._distances import METRICS
 
 # There are many functions: some hundred cases in `make test`, some thousand in `make test-all`.
-FEW = settings(max_examples=settings.default.max_examples // 3)
+FEW = settings(max_examples=settings.default.max_examples // 4)
 
 INF, NAN = math.inf, math.nan
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -231,9 +231,14 @@ def at_the_end(case: Case, result: Tensor, end: int = -1) -> Tensor:
     return result.detach().double().movedim(dim, end)
 
 
-def check_indicator(case: Case, a: Tensor) -> None:
+def check_kind(case: Case, result: Tensor, shape: tuple[int, ...] | None = None) -> None:
     scores = case.arguments["scores"]
-    assert (a.shape, a.dtype, a.device) == (scores.shape, scores.dtype, scores.device)
+    assert result.shape == (scores.shape if shape is None else shape)
+    assert (result.dtype, result.device) == (scores.dtype, scores.device)
+
+
+def check_indicator(case: Case, a: Tensor) -> None:
+    check_kind(case, a)
     if a.is_meta:
         return
     total, broken, _ = places(case)
@@ -253,8 +258,7 @@ def check_log(case: Case, log_a: Tensor) -> None:
 
 def check_relaxation(case: Case, a: Tensor) -> None:
     """Not all of them are bounded by one, and +inf is refused like NaN."""
-    scores = case.arguments["scores"]
-    assert (a.shape, a.dtype, a.device) == (scores.shape, scores.dtype, scores.device)
+    check_kind(case, a)
     if a.is_meta:
         return
     total, broken, first = places(case)
@@ -265,7 +269,7 @@ def check_relaxation(case: Case, a: Tensor) -> None:
 
 def check_ranks(case: Case, a: Tensor) -> None:
     scores, k = case.arguments["scores"], case.arguments["k"]
-    assert (a.shape, a.dtype, a.device) == ((*scores.shape, k), scores.dtype, scores.device)
+    check_kind(case, a, (*scores.shape, k))
     if a.is_meta:
         return
     total, broken, _ = places(case)
@@ -277,8 +281,7 @@ def check_ranks(case: Case, a: Tensor) -> None:
 
 
 def check_softmax(case: Case, w: Tensor) -> None:
-    scores = case.arguments["scores"]
-    assert (w.shape, w.dtype, w.device) == (scores.shape, scores.dtype, scores.device)
+    check_kind(case, w)
     if w.is_meta:
         return
     total, broken, first = places(case)
@@ -292,8 +295,7 @@ def check_softmax(case: Case, w: Tensor) -> None:
 def check_threshold(case: Case, threshold: Tensor) -> None:
     scores = case.arguments["scores"]
     dim = case.arguments["dim"] % scores.ndim
-    assert threshold.shape == scores.shape[:dim] + scores.shape[dim + 1 :]
-    assert (threshold.dtype, threshold.device) == (scores.dtype, scores.device)
+    check_kind(case, threshold, scores.shape[:dim] + scores.shape[dim + 1 :])
     if not threshold.is_meta:
         assert not threshold[~places(case)[1]].isnan().any()
 
@@ -519,6 +521,32 @@ def test_neighbours(name, data, m, n, d):
     }
     right, wrong = ({k: v for k, v in each.items() if k in known} for each in (right, wrong))
     run(function, data.draw(cases(right, wrong)), check)
+
+
+@pytest.mark.parametrize("kind", [knn.SoftKNNClassifier, knn.SoftKNNRegressor])
+@FEW
+@given(data=st.data())
+def test_estimators(kind, data):
+    """Wrong arguments only, which have to be refused before the training."""
+    no_text = st.sampled_from([1, "none", True])
+    no_int = st.sampled_from([0, -1, 1.5, "1", True])
+    no_number = st.sampled_from([-1.0, NAN, "1"])
+    wrong = {
+        **dict.fromkeys(["weights", "relaxation", "metric", "optimizer", "schedule"], no_text),
+        **dict.fromkeys(["index", "backend", "objective"], no_text),
+        **dict.fromkeys(["n_neighbors", "epochs", "batch_size", "template_size"], no_int),
+        **dict.fromkeys(["lr", "eps", "momentum", "weight_decay", "warmup"], no_number),
+        "patience": no_int,
+        "validation_fraction": st.sampled_from([0.0, 1.0, NAN, "1"]),
+        "n_probe": no_int,
+    }
+    known = inspect.signature(kind).parameters
+    case = data.draw(cases({}, {name: wrong[name] for name in wrong if name in known}))
+    assume(case.wrong is not None)
+    if case.wrong in ("patience", "validation_fraction"):
+        case.arguments["early_stopping"] = True
+    x = torch.randn(20, 3, generator=torch.Generator().manual_seed(0)).numpy()
+    run(lambda **arguments: kind(**arguments).fit(x, x[:, 0] > 0), case, check_loss)
 
 
 def check_beams(case: Case, result: Any) -> None:
