@@ -25,7 +25,8 @@ ifndef PYTHON
 PYTHON := $(shell python3.11 -c '' 2>/dev/null && echo python3.11 || echo python3)
 endif
 
-.PHONY: help demo test test-all check lint format bench gpu-bench gpu-check faults figures native wheel clean
+.PHONY: help demo test test-all check lint format bench gpu-bench gpu-check faults figures native sanitize
+.PHONY: wheel clean
 
 help:  ## Print this list.
 	@echo "make TARGET, where TARGET is one of"
@@ -48,13 +49,13 @@ check: lint test  ## Everything a change has to pass: lint, then test.
 lint: $(STAMP)  ## Check style, formatting and types.
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/clang-format --dry-run --Werror $(CSRC)
+	@$(BIN)/clang-format --dry-run --Werror $(CSRC) tests/sanitize/driver.cpp
 	@$(BIN)/mypy
 
 format: $(STAMP)  ## Format the code and apply the safe lint fixes.
 	@$(BIN)/ruff check --fix --exit-zero --quiet .
 	@$(BIN)/ruff format .
-	@$(BIN)/clang-format -i $(CSRC)
+	@$(BIN)/clang-format -i $(CSRC) tests/sanitize/driver.cpp
 
 bench: $(PEERS) $(NATIVE)  ## Compare with every peer, about 15 minutes (BENCH='--preset quick' for 2).
 	@mkdir -p runs
@@ -77,6 +78,10 @@ figures: $(NATIVE)  ## Draw the figures of the docs anew, half a minute (FIGURES
 native: $(STAMP)  ## Rebuild the native library in place; no compiler is an error here.
 	@SOFTTOPK_BUILD_NATIVE=require $(BIN)/python setup.py --quiet build_ext --inplace
 	@touch $(NATIVE)
+
+# Needs a compiler and Python, but no environment.
+sanitize:  ## Run the native library under sanitizers, about 5 minutes.
+	@$(PYTHON) tests/sanitize/run.py
 
 wheel: $(STAMP)  ## Build sdist and wheel into dist/ and try them without a compiler.
 	@rm -rf dist

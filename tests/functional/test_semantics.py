@@ -303,6 +303,17 @@ def test_hard_with_mask_and_per_row_k():
 
 
 @both_paths
+@pytest.mark.parametrize("normalize", [None, "row", "batch"])
+def test_differences_that_overflow_leave_the_sum(normalize):
+    """Even at a temperature at which they would be small numbers."""
+    scores = torch.tensor([-9.9e37, 1.9e38, -3.4e38])
+    for eps in (1.0, torch.tensor(1.0), 3e38):
+        for operator in (soft_topk, sorted_soft_topk):
+            selected = operator(scores, 1, eps=eps, largest=False, normalize=normalize)
+            assert_close(selected.sum(), torch.tensor(1.0))
+
+
+@both_paths
 def test_huge_and_tiny_finite_scores_give_finite_results():
     largest = torch.finfo(torch.float32).max
     for scores in (

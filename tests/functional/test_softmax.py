@@ -263,3 +263,5 @@ def test_what_is_refused():
         soft_topk_softmax(scores, 2, eps=0.0)
     with pytest.raises(ValueError, match="solver must be"):
         soft_topk_softmax(scores, 2, solver="newton")
+    with pytest.raises(ValueError, match="solver must be"):
+        soft_topk_softmax(scores, 2, solver="newton", hard=True)

@@ -205,3 +205,8 @@ def test_sharpness_in_words() -> None:
     assert "; nothing is undecided: raise eps" in str(sharpness(scores[0], 5, 1e-6))
     right = str(sharpness(scores, 5, eps_for(scores, 5, width=6)))
     assert right.endswith("elements (mean of 10 rows)")
+
+
+def test_there_is_no_number_without_values():
+    with pytest.raises(ValueError, match=r"per_row=False asks for a number, .* device meta"):
+        eps_for(torch.randn(3, 5, device="meta"), 2, width=2.0, per_row=False)

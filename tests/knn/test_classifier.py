@@ -344,7 +344,7 @@ def test_a_function_makes_the_network() -> None:
     np.testing.assert_allclose(one_by_one, first.transform(X[:5]), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("index", ["exact", "approximate"])
+@pytest.mark.parametrize("index", ["exact", "ivf", "hnsw"])
 def test_pickle(index: str) -> None:
     X, y = blobs(300)
     model = quick(index=index).fit(X, y)
@@ -388,7 +388,7 @@ def test_in_a_grid_search() -> None:
         {"optimizer": "sgd", "lr": 1e-2, "schedule": "constant"},
         {"leave_one_out": True},
         {"warmup": 0.5},
-        {"index": "approximate", "n_probe": 2},
+        {"index": "ivf", "n_probe": 2},
         {"backend": "sklearn"},
         {"device": "auto"},
         {"device": torch.device("cpu")},

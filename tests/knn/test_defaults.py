@@ -67,7 +67,7 @@ def test_votes_and_distances(function: Any, other_defaults: Any) -> None:
         {"image_shape": (1, 8, 8), "optimizer": "sgd", "leave_one_out": True},
         {"relaxation": "stochastic-neural-sort", "objective": "nll"},
         {"network": MODULE},
-        {"network": made, "index": "approximate"},
+        {"network": made, "index": "ivf"},
     ],
 )
 def test_the_classifier(settings: dict, other_defaults: Any) -> None:

@@ -71,6 +71,13 @@ def test_all_features_equal(metric: str) -> None:
         assert x.grad.isfinite().all()
 
 
+def test_a_subnormal_feature_has_no_direction() -> None:
+    query, templates = torch.ones(1, 1).half(), torch.full((1, 1), 1.5e-5).half()
+    distances = pairwise_distances(query, templates.requires_grad_(), "cosine")
+    assert distances.item() == 1.0
+    assert torch.autograd.grad(distances, templates)[0].item() == 0.0
+
+
 @pytest.mark.parametrize("metric", SCIPY)
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_what_is_not_finite_stays_visible(metric: str, value: float) -> None:

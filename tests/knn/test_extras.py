@@ -50,9 +50,9 @@ print(*sys.modules)
             r"backend='faiss' needs faiss-cpu: pip install 'softtopk\[knn\]'",
         ),
         (
-            lambda: knn.Neighbours(index="approximate").fit(np.eye(3)),
+            lambda: knn.Neighbours(index="ivf").fit(np.eye(3)),
             "faiss",
-            r"index='approximate' needs faiss-cpu: pip install 'softtopk\[knn\]', or use index",
+            r"index='ivf' needs faiss-cpu: pip install 'softtopk\[knn\]', or use index",
         ),
     ],
 )

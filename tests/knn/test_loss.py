@@ -549,3 +549,14 @@ def test_training_separates_classes() -> None:
     steps = [training.advance()["accuracy"] for _ in range(training.total_steps)]
     assert np.mean(steps[:4]) < 0.85
     assert np.mean(steps[-4:]) > 0.9
+
+
+def test_a_vote_of_zero_has_a_gradient_in_half_precision() -> None:
+    """A query without a template of its class, next to one that has some."""
+    templates = torch.tensor([[1.5], [-0.5]]).half().requires_grad_()
+    loss = knn_loss(
+        *(templates.detach().clone(), torch.tensor([0, 1]), templates, torch.tensor([0, 0]), 1),
+        objective="nll",
+        relaxation="neural-sort",
+    )
+    assert torch.autograd.grad(loss, templates)[0].isfinite().all()

@@ -85,42 +85,46 @@ def test_a_feature_of_zero_has_no_direction(backend: str) -> None:
 
 
 @pytest.mark.parametrize("metric", ["euclidean", "cosine"])
-def test_the_approximate_index(metric: str) -> None:
-    templates, queries = features(6000), features(300, seed=1)
+@pytest.mark.parametrize(("index", "few", "all_of_it"), [("ivf", 1, 10_000), ("hnsw", 1, 6000)])
+def test_an_approximate_index(index: str, few: int, all_of_it: int, metric: str) -> None:
+    templates, queries = features(6000, 32), features(300, 32, seed=1)
     exact = Neighbours(metric=metric).fit(templates).kneighbors(queries, 9)[1]
-    found = {
-        probes: Neighbours(index="approximate", metric=metric, n_probe=probes)
-        .fit(templates)
-        .kneighbors(queries, 9)[1]
-        for probes in (None, 1, 10_000)
-    }
-    recall = {
-        probes: np.mean([len({*a} & {*b}) / 9 for a, b in zip(exact, indices, strict=True)])
-        for probes, indices in found.items()
-    }
-    assert recall[10_000] == 1
-    assert 0.9 < recall[None] < 1
-    assert recall[1] < recall[None]
-    again = Neighbours(index="approximate", metric=metric).fit(templates).kneighbors(queries, 9)
+    searched = Neighbours(index=index, metric=metric).fit(templates)
+    found, recall = {}, {}
+    for searched.n_probe in (None, few, all_of_it):
+        found[searched.n_probe] = searched.kneighbors(queries, 9)[1]
+        recall[searched.n_probe] = np.mean(
+            [len({*a} & {*b}) / 9 for a, b in zip(exact, found[searched.n_probe], strict=True)]
+        )
+    assert recall[all_of_it] > 0.999
+    assert recall[None] > 0.9
+    assert recall[few] < recall[None]
+    threads = faiss.omp_get_max_threads()
+    again = Neighbours(index=index, metric=metric).fit(templates).kneighbors(queries, 9)
     np.testing.assert_array_equal(again[1], found[None])
+    assert faiss.omp_get_max_threads() == threads
 
 
-def test_the_approximate_index_finds_k_even_if_its_cells_hold_fewer() -> None:
+@pytest.mark.parametrize("index", ["ivf", "hnsw"])
+def test_k_are_found_even_if_too_few_are_reached(index: str) -> None:
+    """By cells that hold fewer, or in a graph that copies of one row have cut into pieces."""
     templates, queries = features(400), features(20, seed=1)
-    index = Neighbours(index="approximate", n_probe=1).fit(templates)
-    indices = index.kneighbors(queries, 300)[1]
+    templates[:200] = templates[0]
+    indices = Neighbours(index=index, n_probe=1).fit(templates).kneighbors(queries, 300)[1]
     assert indices.min() >= 0
     assert all(len(set(row)) == 300 for row in indices.tolist())
 
 
-def test_few_templates_need_no_cells() -> None:
-    templates = features(30)
-    exact = Neighbours().fit(templates).kneighbors(templates, 5)
-    cells = Neighbours(index="approximate").fit(templates).kneighbors(templates, 5)
-    np.testing.assert_array_equal(exact[1], cells[1])
+@pytest.mark.parametrize("index", ["ivf", "hnsw"])
+@pytest.mark.parametrize("n", [1, 2, 30])
+def test_few_templates(index: str, n: int) -> None:
+    templates = features(n)
+    exact = Neighbours().fit(templates).kneighbors(templates, min(n, 5))
+    found = Neighbours(index=index).fit(templates).kneighbors(templates, min(n, 5))
+    np.testing.assert_array_equal(exact[1], found[1])
 
 
-@pytest.mark.parametrize("index", ["exact", "approximate"])
+@pytest.mark.parametrize("index", ["exact", "ivf", "hnsw"])
 def test_pickle(index: str) -> None:
     templates, queries = features(2000), features(50, seed=1)
     fitted = Neighbours(index=index).fit(templates)
@@ -135,19 +139,19 @@ def test_pickle(index: str) -> None:
 @pytest.mark.parametrize(
     ("make", "kind", "message"),
     [
-        (lambda: Neighbours(index="hnsw"), ValueError, "index must be one of"),
+        (lambda: Neighbours(index="tree"), ValueError, "index must be one of"),
         (lambda: Neighbours(backend="scipy"), ValueError, "backend must be one of"),
         (lambda: Neighbours(metric="l1"), ValueError, "metric must be one of"),
         (lambda: Neighbours(n_probe=3), ValueError, "n_probe=3 has no effect on index='exact'"),
         (
-            lambda: Neighbours(index="approximate", n_probe=0),
+            lambda: Neighbours(index="ivf", n_probe=0),
             ValueError,
             "n_probe must be at least",
         ),
         (
-            lambda: Neighbours(index="approximate", backend="sklearn").fit(features(5)),
+            lambda: Neighbours(index="ivf", backend="sklearn").fit(features(5)),
             ValueError,
-            "index='approximate' needs backend='faiss', or use index='exact'",
+            "index='ivf' needs backend='faiss', or use index='exact'",
         ),
         (lambda: Neighbours().kneighbors(features(5), 1), ValueError, "call fit first"),
         (lambda: Neighbours().fit(features(0)), ValueError, "at least one row"),

@@ -82,7 +82,8 @@ def test_everything_is_there_again(names: np.ndarray, path: Path, monkeypatch) -
         {"image_shape": (1, 8, 8)},
         {"network": ResNet(1, 8, blocks=(1, 1)), "image_shape": (1, 8, 8), "standardize": False},
         {"network": MLP((64,), hidden=(5, 4), features=3, dropout=0.5), "metric": "cosine"},
-        {"index": "approximate", "n_probe": 2, "class_weight": {0: 1.0, 3: 2.5}},
+        {"index": "ivf", "n_probe": 2, "class_weight": {0: 1.0, 3: 2.5}},
+        {"index": "hnsw", "n_probe": 20},
         {"relaxation_options": {"normalize": "row"}, "device": torch.device("cpu")},
     ],
 )

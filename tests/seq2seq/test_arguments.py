@@ -157,7 +157,8 @@ def test_gold(function, gold, kind, message):
         (beam_search, {"max_len": 0}, ValueError, r"max_len must be at least 1, got max_len=0"),
         (beam_search, {"n_best": 3}, ValueError, r"n_best must be at most beam_size=2, got .*3"),
         (beam_search, {"n_best": 0}, ValueError, r"n_best must be at least 1, got n_best=0"),
-        (beam_search, {"length_penalty": -1.0}, ValueError, r"length_penalty must be .* got -1.0"),
+        (beam_search, {"length_penalty": -1.0}, ValueError, "length_penalty must be .*=-1.0"),
+        (beam_search, {"length_penalty": "0"}, TypeError, "length_penalty must be a number"),
         (soft_beam_search, {"max_len": None}, ValueError, r"max_len must be given if gold is not"),
         (
             soft_beam_search,

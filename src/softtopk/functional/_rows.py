@@ -29,7 +29,8 @@ from .._dispatch import in_onnx_export, is_readable
 
 Normalize = Literal["row", "batch"] | None
 
-_HUGE = {dtype: torch.finfo(dtype).max for dtype in (torch.float32, torch.float64)}
+# So far below the largest number that scores whose difference overflows are decided.
+_HUGE = {dtype: torch.finfo(dtype).max / 1024 for dtype in (torch.float32, torch.float64)}
 _TINY = {dtype: torch.finfo(dtype).tiny for dtype in (torch.float32, torch.float64)}
 
 
@@ -148,8 +149,7 @@ def temperature(eps: Strength, scale: Strength, dtype: torch.dtype) -> Strength:
     """
     tau = 0.5 * eps * scale
     if isinstance(tau, Tensor):
-        info = torch.finfo(dtype)
-        return tau.to(dtype).clamp(info.tiny, info.max)
+        return tau.to(dtype).clamp(_TINY[dtype], _HUGE[dtype])
     return min(max(tau, _TINY[dtype]), _HUGE[dtype])
 
 

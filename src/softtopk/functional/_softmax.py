@@ -81,6 +81,7 @@ def soft_topk_softmax(
     tensor([0.5430, 0.4010, 0.0340, 0.0220, 0.0000])
     """
     check_flag("hard", hard)
+    by_sinkhorn = sinkhorn_of(solver) is not None
     rows, k = unsorted_rows(
         scores, k, eps=eps, dim=dim, largest=True, mask=mask, normalize=normalize
     )
@@ -89,7 +90,7 @@ def soft_topk_softmax(
         if not may_differentiate(rows.scores, rows.tau, k):
             return rows.restore(kept)
     path = path_of(rows.given, rows.tau, fixed=(rows.mask, k))
-    if sinkhorn_of(solver) is not None:
+    if by_sinkhorn:
         log_a = log_indicator(rows, k, solver)
         weights = softmax_or_zero(_from_largest(rows.canonical().scores) + log_a)
     elif path == "native":

@@ -84,8 +84,10 @@ def eps_for(
     options: dict[str, Any] = {"width": width, "dim": dim, "largest": largest, "mask": mask}
     if per_row:
         return _eps_of_rows(scores, k, **options, sorted=sorted)[0]
-    found = float(common_eps(scores, k, **options, sorted=sorted))
-    return 1.0 if math.isnan(found) else found
+    found = common_eps(scores, k, **options, sorted=sorted)
+    if found.is_meta:
+        raise ValueError("per_row=False asks for a number, and scores on device meta have none")
+    return float(found.nan_to_num(nan=1.0))
 
 
 def common_eps(scores: Tensor, k: Count, **options: Any) -> Tensor:

@@ -90,9 +90,10 @@ class SoftKNNClassifier(ClassifierMixin, SoftKNNEstimator):
             rate begins anew.
         callback: Called after every epoch with a dict: ``epoch``, counted from 1, ``epochs``, and
             what ``history_`` has of it. If it returns True, the training stops there.
-        index: ``"exact"`` or ``"approximate"``: search for neighbours, see `Neighbours`.
+        index: ``"exact"``, or ``"ivf"`` or ``"hnsw"``, which are faster and miss some neighbours:
+            see `Neighbours`.
         backend: ``"auto"``, ``"faiss"`` or ``"sklearn"``, see `Neighbours`.
-        n_probe: For the approximate index, see `Neighbours`.
+        n_probe: How much of ``"ivf"`` or ``"hnsw"`` is searched, see `Neighbours`.
         device: ``"cpu"``, another device of torch, or ``"auto"`` for an accelerator if there is
             one.
         random_state: Decides the weights, the order of the samples and the samples set aside.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
@@ -19,8 +20,8 @@ def pairwise_distances(query: Tensor, templates: Tensor, metric: Metric = "eucli
     - ``"euclidean"``: |q - t|, as in the paper. It has no derivative where the two coincide; the
       gradient there is taken to be zero, as that of `torch.cdist` is.
     - ``"squared"``: |q - t|².
-    - ``"cosine"``: 1 - cos(q, t), between 0 and 2. A feature of zero has no direction: it is at
-      a distance of 1 from everything.
+    - ``"cosine"``: 1 - cos(q, t), between 0 and 2. A feature of zero, or next to it (a subnormal
+      length), has no direction: it is at a distance of 1 from everything.
 
     The first two are computed by a matrix product, which is several times as fast as differences
     and, unlike `torch.cdist` with differences, twice differentiable. Two features closer to each
@@ -71,4 +72,5 @@ def _squared(queries: Tensor, templates: Tensor) -> Tensor:
 
 def _directions(features: Tensor) -> Tensor:
     norm = torch.linalg.vector_norm(features, dim=-1, keepdim=True)
-    return features / torch.where(norm > 0, norm, 1.0)
+    # The inverse of a subnormal number may overflow, and its gradient be infinity minus infinity.
+    return features / torch.where(norm < torch.finfo(norm.dtype).tiny, math.inf, norm)

@@ -91,8 +91,9 @@ def knn_loss(
     Where a vote is zero its logarithm is not taken: with ``"soft-topk"`` the logarithm is computed
     without the vote (`log_soft_topk`), so that the loss goes on growing, and its gradient does not
     vanish, however far away the query's class is. With other relaxations it is log(v + e²), e
-    being the machine epsilon, whose gradient fades below e². A query that has no template of its
-    class has the constant loss -log(e²), or 0 with ``"vote"``: there is nothing to learn from it.
+    being the machine epsilon (in float16 0.011), whose gradient fades below e². A query that has no
+    template of its class has the constant loss -log(e²), or 0 with ``"vote"``: there is nothing to
+    learn from it.
 
     >>> query = torch.tensor([[0.0], [1.0]], requires_grad=True)
     >>> templates = torch.tensor([[0.1], [0.4], [0.8]])
@@ -442,7 +443,9 @@ def _scalar_of(network: nn.Module) -> Tensor:
 
 
 def _floor(dtype: torch.dtype) -> float:
-    return torch.finfo(dtype).eps ** 2
+    # In float16 the inverse, which is the gradient of the logarithm, would overflow.
+    info = torch.finfo(dtype)
+    return max(info.eps**2, 8 / info.max)
 
 
 def _shares(indicator: Tensor, labels: Tensor, classes: int) -> Tensor:

@@ -12,39 +12,44 @@ from .._checks import check_choice, check_integer
 from .._optional import is_installed, missing, require
 from ._distances import METRICS, Metric
 
-Index = Literal["exact", "approximate"]
+Index = Literal["exact", "ivf", "hnsw"]
 Backend = Literal["auto", "faiss", "sklearn"]
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
 
-INDICES: tuple[Index, ...] = ("exact", "approximate")
+INDICES: tuple[Index, ...] = ("exact", "ivf", "hnsw")
 BACKENDS: tuple[Backend, ...] = ("auto", "faiss", "sklearn")
 
 _ROWS = 1024  # queries whose distances are computed at once
 _PER_LIST = 39  # what k-means of faiss asks for, at least
+_LINKS = 32  # of an element of the graph
 
 
 class _Search(Protocol):
     """Finds at least k candidates; their order and distances are not its business."""
 
-    def search(self, queries: Floats, k: int) -> Ints: ...
+    def search(self, queries: Floats, k: int, n_probe: int | None) -> Ints: ...
 
 
 class Neighbours:
     """The k nearest of a set of features.
 
     Args:
-        index: ``"exact"``, or ``"approximate"``: features are grouped into about sqrt(n) cells
-            around the centres of a k-means, and only the cells nearest to a query are searched
-            (an inverted file). Of the usual approximations this one gives the same answer every
-            time, since its k-means has a fixed seed; a graph (HNSW) that several threads build does
-            not.
+        index: ``"exact"``, or one that misses some neighbours and is many times as fast. ``"ivf"``,
+            an inverted file: features are grouped into about sqrt(n) cells around the centres of a
+            k-means, and only the cells nearest to a query are searched. With fewer than 78 rows
+            there is one cell, and the search is exact. ``"hnsw"``: a graph of near features, in
+            which a query finds its way. It takes longer to build and more memory, and is worth that
+            where features form no clusters. Both give the same answer every time: the k-means has
+            a fixed seed, and one thread builds the graph.
         backend: ``"faiss"``, or ``"sklearn"``, which has the exact index only. ``"auto"`` is faiss
             if it is installed. Both give the same neighbours, except where more rows are equally
             distant than there is room for among the k: which of those are found is the backend's.
         metric: As in `pairwise_distances`.
-        n_probe: Cells that the approximate index searches for a query. None is one in eight,
-            at least 8. More is slower and misses less.
+        n_probe: How much of an index that is not exact is searched for a query. More is slower and
+            misses less. Of ``"ivf"`` cells, None for one in eight, at least 8; of ``"hnsw"``
+            features that the way through the graph keeps in view, None for 128. It can be changed
+            after `fit`.
 
     >>> found = Neighbours().fit(np.array([[0.0], [1.0], [3.0]]))
     >>> distances, indices = found.kneighbors(np.array([[2.5]]), 2)
@@ -105,7 +110,7 @@ class Neighbours:
         indices = np.empty((len(queries), k), dtype=np.int64)
         for start in range(0, len(queries), _ROWS):
             rows = slice(start, start + _ROWS)
-            found = self._search.search(queries[rows], k)
+            found = self._search.search(queries[rows], k, self.n_probe)
             distances[rows], indices[rows] = self._nearest(queries[rows], found, k)
         return distances, indices
 
@@ -135,12 +140,12 @@ class Neighbours:
     def _build(self, features: Floats) -> _Search:
         installed = is_installed("faiss")
         if self.backend == "faiss" or (self.backend == "auto" and installed):
-            return _Faiss(features, self.index, self.metric, self.n_probe)
-        if self.index == "approximate":
+            return _Faiss(features, self.index, self.metric)
+        if self.index != "exact":
             if not installed:
-                needed = missing("faiss", "index='approximate'")
+                needed = missing("faiss", f"index={self.index!r}")
                 raise ImportError(f"{needed}, or use index='exact'")
-            raise ValueError("index='approximate' needs backend='faiss', or use index='exact'")
+            raise ValueError(f"index={self.index!r} needs backend='faiss', or use index='exact'")
         return _Sklearn(features, self.metric)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -155,33 +160,50 @@ class Neighbours:
 
 
 class _Faiss:
-    def __init__(self, features: Floats, index: Index, metric: Metric, n_probe: int | None) -> None:
-        faiss = require("faiss", "backend='faiss'")
+    def __init__(self, features: Floats, index: Index, metric: Metric) -> None:
+        self._faiss = faiss = require("faiss", "backend='faiss'")
         n, d = features.shape
-        self._cosine = metric == "cosine"
         # See _distances: products of matrices lose digits far from the origin.
-        self._centre = np.zeros(d, np.float32) if self._cosine else features.mean(0)
-        flat = faiss.IndexFlatIP(d) if self._cosine else faiss.IndexFlatL2(d)
+        self._centre = np.zeros(d, np.float32) if metric == "cosine" else features.mean(0)
+        self._features = features
+        self._measure = faiss.METRIC_INNER_PRODUCT if metric == "cosine" else faiss.METRIC_L2
         cells = max(1, min(round(math.sqrt(n)), n // _PER_LIST))
-        if index == "exact" or cells == 1:
-            self._index = flat
-        else:
-            measure = faiss.METRIC_INNER_PRODUCT if self._cosine else faiss.METRIC_L2
-            self._index = faiss.IndexIVFFlat(flat, d, cells, measure)
-            self._index.nprobe = min(cells, n_probe or max(8, cells // 8))
+        if index == "hnsw":
+            self._index = faiss.IndexHNSWFlat(d, _LINKS, self._measure)
+        elif index == "ivf" and cells > 1:
+            flat = faiss.IndexFlat(d, self._measure)
+            self._index = faiss.IndexIVFFlat(flat, d, cells, self._measure)
             self._index.train(features - self._centre)
-        self._all_cells = faiss.SearchParametersIVF(nprobe=cells)
-        self._index.add(features - self._centre)
+        else:
+            self._index = faiss.IndexFlat(d, self._measure)
+        threads = faiss.omp_get_max_threads()
+        if index == "hnsw":  # which depends on the order in which several threads would build it
+            faiss.omp_set_num_threads(1)
+        try:
+            self._index.add(features - self._centre)
+        finally:
+            faiss.omp_set_num_threads(threads)
 
-    def search(self, queries: Floats, k: int) -> Ints:
+    def search(self, queries: Floats, k: int, n_probe: int | None) -> Ints:
         queries = np.ascontiguousarray(queries - self._centre)
         # More than k, for those that rounding puts into the wrong order, as within a narrow class.
         k = min(2 * k + 8, self._index.ntotal)
-        found: Ints = self._index.search(queries, k)[1]
+        found: Ints = self._index.search(queries, k, params=self._parameters(k, n_probe))[1]
         short = (found < 0).any(1)
-        if short.any():  # the cells that were searched hold fewer than k
-            found[short] = self._index.search(queries[short], k, params=self._all_cells)[1]
+        if short.any():  # what was searched holds fewer than k
+            templates = self._features - self._centre
+            found[short] = self._faiss.knn(queries[short], templates, k, self._measure)[1]
         return found
+
+    def _parameters(self, k: int, n_probe: int | None) -> Any:
+        """How much is searched; None for all."""
+        if isinstance(self._index, self._faiss.IndexHNSWFlat):
+            return self._faiss.SearchParametersHNSW(efSearch=max(n_probe or 128, k))
+        if isinstance(self._index, self._faiss.IndexIVFFlat):
+            cells = self._index.nlist
+            probes = min(cells, n_probe or max(8, cells // 8))
+            return self._faiss.SearchParametersIVF(nprobe=probes)
+        return None
 
 
 class _Sklearn:
@@ -192,7 +214,8 @@ class _Sklearn:
         measure = "cosine" if metric == "cosine" else "euclidean"
         self._index = NearestNeighbors(metric=measure).fit(features)
 
-    def search(self, queries: Floats, k: int) -> Ints:
+    def search(self, queries: Floats, k: int, n_probe: int | None) -> Ints:
+        assert n_probe is None  # the index is exact
         found: Ints = self._index.kneighbors(queries, k, return_distance=False)
         return found
 
@@ -208,7 +231,7 @@ def _matrix(name: str, features: npt.ArrayLike) -> Floats:
 
 def _directions(features: Floats) -> Floats:
     norms: Floats = np.linalg.norm(features, axis=1, keepdims=True)
-    norms[norms == 0] = 1
+    norms[norms < np.finfo(np.float32).tiny] = math.inf  # as in _distances
     return features / norms
 
 

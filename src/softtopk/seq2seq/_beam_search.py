@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .._checks import check_integer
+from .._checks import check_integer, check_not_negative
 from ._candidates import best_candidates, extend
 from ._checks import check_search, run_step
 from ._states import DecoderStep, State, repeat_rows, take_rows
@@ -61,8 +61,7 @@ def beam_search(
     check_integer("n_best", n_best)
     if n_best > beam_size:
         raise ValueError(f"n_best must be at most beam_size={beam_size}, got n_best={n_best}")
-    if not 0 <= length_penalty < math.inf:
-        raise ValueError(f"length_penalty must be 0 or above, got {length_penalty}")
+    check_not_negative("length_penalty", length_penalty)
 
     device = embedding.device
     state = repeat_rows(init_state, beam_size)
