@@ -34,6 +34,7 @@ import re
 import resource
 import shutil
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -158,6 +159,22 @@ class Job:
             found.append(contents(out))
         assert found[0] == found[1], "it differs from run to run"
         return found[0], min(seconds)
+
+    def start_pair(self, out: Path) -> list[Process]:
+        """The same with two processes that train together, as torchrun would start them."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+        ranks = [{"RANK": str(n), "LOCAL_RANK": str(n), "WORLD_SIZE": "2"} for n in range(2)]
+        return [self.start(out, functools.partial(os.environ.update, place | r)) for r in ranks]
+
+    @functools.cached_property
+    def undisturbed_pair(self) -> tuple[dict[str, Any], float]:
+        """What a pair comes to: sums are in another order than in one process."""
+        out, start = self.folder / f"{self.name}-pair", time.monotonic()
+        for ended in [process.wait() for process in self.start_pair(out)]:
+            assert ended.code == 0, ended.said
+        return contents(out), time.monotonic() - start
 
     @functools.cached_property
     def writes(self) -> int:
@@ -307,6 +324,29 @@ def kill_at_a_write(job: Job, draw: random.Random, tries: int, folder: Path) -> 
             yield Try("unexplained", ended.said)
             continue
         yield job.finished(out)
+
+
+def kill_of_two(job: Job, draw: random.Random, tries: int, folder: Path) -> Iterator[Try]:
+    """One of two processes that train together is killed. The other one is told, as by torchrun."""
+    expected, seconds = job.undisturbed_pair
+    for number in range(tries):
+        out = folder / str(number)
+        pair = job.start_pair(out)
+        killed = pair[draw.randrange(2)].kill(draw.uniform(0, seconds))
+        if killed:
+            for patience, kind in ((0.0, signal.SIGTERM), (1.0, signal.SIGKILL)):
+                for process in pair:
+                    with suppress(ProcessLookupError):
+                        process.kill(patience, kind)
+        said = "".join(process.wait().said for process in pair)
+        again = [process.wait() for process in job.start_pair(out)]
+        said += again[0].said
+        if "Traceback" in said:
+            yield Try("unexplained", said)
+        elif any(ended.code for ended in again):
+            yield Try("lost", said)
+        else:
+            yield Try("same" if contents(out) == expected else "wrong", said)
 
 
 def signals(job: Job, draw: random.Random, tries: int, folder: Path) -> Iterator[Try]:
@@ -643,6 +683,7 @@ def make_jobs(folder: Path) -> list[Job]:
 CASES: dict[str, Case] = {
     "kill -9 at a random time": kill_at_any_time,
     "kill -9 before a write": kill_at_a_write,
+    "kill -9 of one of two that train together": kill_of_two,
     "SIGINT, SIGTERM": signals,
     "no larger files (RLIMIT_FSIZE)": full_disk,
     "full file system (tmpfs)": full_file_system,
