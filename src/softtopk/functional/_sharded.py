@@ -407,7 +407,7 @@ class _Offset(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         d, k, offset, *parts = ctx.saved_tensors
         sides = Sides(*parts)
-        slope, sums = slope_sums(d, offset, sides)
+        slope, sums = _slope_sums(d, offset, sides)
         sums, pull = ctx.ranks.sum(torch.cat([sums, grad], -1)).split([4, 1], -1)
         grad_k = None
         if ctx.needs_input_grad[1]:
@@ -417,8 +417,25 @@ class _Offset(torch.autograd.Function):
             # log of the sum of s; see `slope_sums`
             total = torch.logaddexp(sides.best - offset + log_rest, offset + log_top)
             grad_k = (-grad * capped_exp(-total)).to(k.dtype)
-        weights = weights_of(slope, d < 0, sums, offset, k, sides.best)
-        return pull * weights, grad_k, None, None
+        if torch.is_grad_enabled():
+            grad_d = pull * weights_of(slope, d < 0, sums, offset, k, sides.best)
+        else:
+            grad_d = slope
+            for some, some_d in _blocks(grad_d, d):
+                some.copy_(pull * weights_of(some, some_d < 0, sums, offset, k, sides.best))
+        return grad_d, grad_k, None, None
+
+
+def _slope_sums(d: Tensor, offset: Tensor, sides: Sides) -> tuple[Tensor, Tensor]:
+    """`slope_sums`, in blocks if they have no derivative."""
+    if torch.is_grad_enabled():
+        return slope_sums(d, offset, sides)
+    slope, sums = torch.empty_like(d), []
+    for some, some_d in _blocks(slope, d):
+        part, some_sums = slope_sums(some_d, offset, sides)
+        some.copy_(part)
+        sums.append(some_sums)
+    return slope, torch.stack(sums).sum(0)
 
 
 def _hard_selection(shard: Shard, cut: Cut) -> Tensor:
