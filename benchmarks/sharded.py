@@ -96,6 +96,9 @@ class ThreadRanks(Ranks):
     def sum(self, x: Tensor) -> Tensor:
         return self.stack(x).sum(0)
 
+    def _reach(self, device: torch.device) -> torch.device:
+        return device
+
 
 def simulate(x: Tensor, count: int, k: float, eps: float) -> tuple[Tensor, list[int]]:
     """A of all ranks, and the bytes of each message."""
