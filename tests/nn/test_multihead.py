@@ -506,6 +506,7 @@ def test_compiled():
     assert_close(*(torch.autograd.grad(r[0].square().sum(), wanted) for r in results))
 
 
+@pytest.mark.slow
 def test_compiled_for_any_length():
     torch._dynamo.reset()
     _, made = pair(2, batch_first=True)
