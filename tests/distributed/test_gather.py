@@ -167,6 +167,20 @@ def test_special_values_of_the_mean():
         assert (infinite.dtype, half.dtype) == (torch.float32, torch.float16)
 
 
+def other_counts(group):
+    with pytest.raises(ValueError, match=r"mean\(count=4\)"):
+        mean(torch.ones(2), count=3 + dist.get_rank(group), group=group)
+
+
+def test_the_count_is_that_of_all_ranks():
+    run(2, other_counts)
+    for count in (0, -2.0):
+        with pytest.raises(ValueError, match="count must be positive"):
+            mean(torch.ones(2), count=count)
+    with pytest.raises(TypeError, match="losses must be a torch"):
+        mean([1.0])
+
+
 def test_one_process():
     x = torch.randn(3, requires_grad=True)
     assert gather(x) is x

@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 import softtopk
+import softtopk.distributed
 
 NAMES = ["soft_topk", "log_soft_topk", "topk_threshold", "sorted_soft_topk"]
 
@@ -136,6 +137,18 @@ def pending(group):
 def test_a_sum_that_is_pending():
     for result in run(2, pending):
         torch.testing.assert_close(result, softtopk.soft_topk(torch.arange(6.0), 2))
+
+
+def wrong(group):
+    x = distribute_tensor(torch.randn(4, 8), mesh_of(group, (2,)), [Shard(1)], src_data_rank=None)
+    with pytest.raises(ValueError, match=r"mask of shape \(4, 4\) does not broadcast"):
+        softtopk.soft_topk(x, 2, mask=torch.ones(4, 4, dtype=torch.bool))
+    with pytest.raises(TypeError, match="to_local"):
+        softtopk.distributed.gather(x, group=group)
+
+
+def test_wrong_arguments():
+    run(2, wrong)
 
 
 def refused(group, placements, options):

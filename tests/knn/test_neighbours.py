@@ -172,3 +172,11 @@ def test_pickle(index: str) -> None:
 def test_errors(make, kind, message) -> None:
     with pytest.raises(kind, match=message):
         make()
+
+
+def test_n_probe_is_checked_when_it_is_changed() -> None:
+    index = Neighbours(index="ivf")
+    with pytest.raises(ValueError, match="n_probe must be at least 1, got n_probe=-3"):
+        index.n_probe = -3
+    with pytest.raises(ValueError, match="has no effect on index='exact'"):
+        Neighbours().n_probe = 4

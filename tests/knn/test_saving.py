@@ -183,3 +183,15 @@ def test_files_of_others(description: dict, path: Path) -> None:
     save_file({"_features": torch.zeros(2, 2)}, path, metadata)
     with pytest.raises(ValueError, match="does not describe a model that this version"):
         SoftKNNClassifier.load(path)
+
+
+def test_the_index_is_saved_as_it_was_fitted(tmp_path: Path) -> None:
+    """Parameters that are set after `fit` would make another one."""
+    X, y = make_classification(500, random_state=0)
+    model = SoftKNNClassifier(epochs=1, index="ivf", n_probe=3, random_state=0).fit(X, y)
+    expected = model.kneighbors(X)
+    model.set_params(n_probe=1).save(tmp_path / "model.safetensors")
+    loaded = SoftKNNClassifier.load(tmp_path / "model.safetensors")
+    assert loaded.n_probe == 3
+    for found, wanted in zip(loaded.kneighbors(X), expected, strict=True):
+        np.testing.assert_array_equal(found, wanted)

@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._checks import check_positive
 from ..functional._collectives import ranks_of
+from ..functional._mesh import is_dtensor
 from ..functional._rows import algebra_dtype
 
 
@@ -36,8 +38,7 @@ def gather(tensor: Tensor, *, dim: int = 0, group: Any = None) -> Tensor:
     fault: Exception | None = None
     call, size = "gather", 0
     try:
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"tensor must be a torch.Tensor, got {type(tensor).__name__}")
+        _check_plain("tensor", tensor)
         if not -tensor.ndim <= dim < tensor.ndim:
             raise ValueError(
                 f"dim={dim} is out of range for a tensor of shape {tuple(tensor.shape)}"
@@ -64,14 +65,26 @@ def mean(losses: Tensor, *, count: float | None = None, group: Any = None) -> Te
 
     Args:
         losses: Of any shape; of any size, zero included.
-        count: What to divide the sum by, by default the number of all ranks' elements. To
-            accumulate gradients over several batches, give the number of elements of all of them.
+        count: What to divide the sum by, the same on all ranks; by default the number of all ranks'
+            elements. To accumulate gradients over several batches, give the number of elements of
+            all of them, on all ranks.
         group: The process group, by default all processes.
 
     >>> mean(torch.tensor([1.0, 2.0, 6.0]))
     tensor(3.)
     """
     ranks = ranks_of(group)
+    fault: Exception | None = None
+    try:
+        _check_plain("losses", losses)
+        if not losses.is_floating_point():
+            raise TypeError(f"losses must be of a floating dtype, got {losses.dtype}")
+        if count is not None:
+            check_positive("count", count)
+    except (TypeError, ValueError) as error:
+        fault = error
+    device = losses.device if isinstance(losses, Tensor) else torch.device("cpu")
+    ranks.agree(f"mean({count=})", 0, device, fault)
     local = losses.sum(dtype=torch.promote_types(losses.dtype, torch.float32))
     sums = torch.stack([local.detach(), torch.full_like(local, losses.numel())])
     total, number = ranks.sum(sums.to(algebra_dtype(local))).unbind()
@@ -80,6 +93,13 @@ def mean(losses: Tensor, *, count: float | None = None, group: Any = None) -> Te
         raise ValueError("losses has no element on any rank; give at least one rank a batch")
     part = (local * (ranks.count / divisor)).to(losses.dtype)
     return _WithGradientOf.apply(part, (total / divisor).to(losses.dtype))
+
+
+def _check_plain(name: str, value: Tensor) -> None:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(value).__name__}")
+    if is_dtensor(value):
+        raise TypeError(f"{name} must be this rank's part, got a DTensor; use {name}.to_local()")
 
 
 class _WithGradientOf(torch.autograd.Function):

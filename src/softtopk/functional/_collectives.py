@@ -104,7 +104,7 @@ def ranks_of(group: Any = None) -> Ranks:
     if dist.is_available() and dist.is_initialized():
         index = dist.get_rank(group)
         if index < 0:
-            raise ValueError(f"this process is not in the group, got group={group!r}")
+            raise ValueError("group: this process is not one of its ranks")
         return Ranks(group, index, dist.get_world_size(group))
     if group is not None or int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise RuntimeError(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 import torch
 from torch import Tensor
 
-from .._checks import check_scores
+from .._checks import check_mask, check_scores
 from ._collectives import Scaled
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ def _over_mesh(
 
     _register_rules()
     dim = check_scores(scores, dim)
+    check_mask(mask, scores)  # a plain one is the mask of all ranks
     mesh = scores.device_mesh
     if any(not isinstance(placement, Replicate | Shard) for placement in scores.placements):
         whole = [p if isinstance(p, Replicate | Shard) else Replicate() for p in scores.placements]

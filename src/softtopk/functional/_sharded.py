@@ -181,6 +181,8 @@ def _text(value: Any, values: bool = True) -> str:
         kind += " with a gradient"
     if not values:
         return kind
+    if value.numel() <= 8:
+        return f"{kind} {value.tolist()}"
     bits = value.detach().cpu().double().flatten().view(torch.int64)
     weights = 2 * torch.arange(bits.numel(), device="cpu") + 1
     checksum = ((bits ^ (bits >> 29)) * weights).sum().item()

@@ -68,13 +68,19 @@ class Neighbours:
         check_choice("index", index, INDICES)
         check_choice("backend", backend, BACKENDS)
         check_choice("metric", metric, METRICS)
-        if n_probe is not None:
-            if index == "exact":
-                raise ValueError(f"n_probe={n_probe} has no effect on index='exact'; leave it out")
-            check_integer("n_probe", n_probe)
-        self.index, self.backend, self.metric, self.n_probe = index, backend, metric, n_probe
+        _check_n_probe(n_probe, index)
+        self.index, self.backend, self.metric, self._n_probe = index, backend, metric, n_probe
         self._features: Floats | None = None
         self._search: _Search | None = None
+
+    @property
+    def n_probe(self) -> int | None:
+        return self._n_probe
+
+    @n_probe.setter
+    def n_probe(self, value: int | None) -> None:
+        _check_n_probe(value, self.index)
+        self._n_probe = value
 
     def fit(self, features: npt.ArrayLike) -> Neighbours:
         """Index ``features``, (n, d). They are kept, as float32."""
@@ -218,6 +224,14 @@ class _Sklearn:
         # n_probe is for indices that are not exact
         found: Ints = self._index.kneighbors(queries, k, return_distance=False)
         return found
+
+
+def _check_n_probe(n_probe: int | None, index: Index) -> None:
+    if n_probe is None:
+        return
+    if index == "exact":
+        raise ValueError(f"n_probe={n_probe} has no effect on index='exact'; leave it out")
+    check_integer("n_probe", n_probe)
 
 
 def _matrix(name: str, features: npt.ArrayLike) -> Floats:

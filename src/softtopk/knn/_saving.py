@@ -38,6 +38,8 @@ def save(model: SoftKNNEstimator, path: str | Path) -> None:
                 "the default",
                 stacklevel=3,
             )
+    fitted = model._neighbours  # parameters that were set since then would give another index
+    kept |= {"index": fitted.index, "n_probe": fitted.n_probe}
     learned = model.network_.state_dict()  # copied, as a file cannot hold a tensor twice
     tensors = {f"network.{name}": value.clone() for name, value in learned.items()}
     attributes = {}

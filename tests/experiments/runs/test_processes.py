@@ -86,5 +86,6 @@ def test_a_device_that_processes_cannot_share_is_refused(
     monkeypatch: pytest.MonkeyPatch, device: str
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
     with pytest.raises(UsageError, match=f"--device {device}"), processes.joined(device):
         pass

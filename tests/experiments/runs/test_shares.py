@@ -14,7 +14,7 @@ from softtopk import knn
 from softtopk._training import Steps
 from softtopk.experiments.knn._augmentation import Augmentation
 from softtopk.experiments.knn._objectives import Classification
-from softtopk.experiments.runs import processes, share_out
+from softtopk.experiments.runs import AsInWholeBatch, processes, share_out
 from softtopk.experiments.translation._batches import Pair
 from softtopk.experiments.translation._training import Loss, Recipe, Training
 from softtopk.seq2seq import Seq2Seq, Seq2SeqConfig, Transformer, TransformerConfig
@@ -113,3 +113,8 @@ def found() -> list[dict[str, float]]:
 @pytest.mark.parametrize("case", [name for name, _ in cases()])
 def test_a_shared_step_is_that_of_one_process(found: list[dict[str, float]], case: str) -> None:
     assert max(by_case[case] for by_case in found) < 1e-12
+
+
+def test_other_noise_is_refused() -> None:
+    with AsInWholeBatch(slice(0, 2), 4), pytest.raises(NotImplementedError, match="dropout2d"):
+        torch.nn.functional.dropout2d(torch.ones(2, 3, 4, 4))

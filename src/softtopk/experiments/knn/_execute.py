@@ -99,7 +99,7 @@ def execute(
     model = Model(method, settings, samples, seed)
     seconds = 0.0
     if model.objective is not None:
-        relative = _same_training(method, run, relatives)
+        relative = processes.lead(lambda: _same_training(method, run, relatives))
         if relative is not None:
             processes.lead(run.restart)  # it may have begun to train by itself
             model.objective.load_state_dict(relative.load_weights())
@@ -191,7 +191,10 @@ def _same_training(method: Method, run: Run, relatives: Sequence[Run]) -> Run | 
         (
             other
             for other in relatives
-            if other.path != run.path and other.config["features"] == "classifier" and other.result
+            if other.path != run.path
+            and (other.path / "config.json").exists()
+            and other.config["features"] == "classifier"
+            and other.result
         ),
         None,
     )

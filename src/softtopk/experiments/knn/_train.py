@@ -182,13 +182,7 @@ def train(options: Train, given: Mapping[str, Any]) -> int:
 
 def _train(options: Train, plan: Plan) -> int:
     out, report = options.out, Report()
-    # In the order of the table, but kNN+pretrained CNN after CE+CNN, whose features it takes.
-    todo = [
-        (method, seed)
-        for seed in plan.seeds
-        for method in sorted(plan.methods, key=lambda name: name == "pretrained")
-        if Run(EXPERIMENT.folder(out, method, seed)).result is None
-    ]
+    todo = processes.lead(lambda: _missing(out, plan))
 
     def data(seed: int) -> Data:
         own = plan.own or own_data(out, plan.to_config())
@@ -233,6 +227,17 @@ def table(options: Table) -> int:
     return EXPERIMENT.tabulate(options.runs, options.out)
 
 
+def _missing(out: Path, plan: Plan) -> list[tuple[str, int]]:
+    """Methods and seeds without a result, in the order of the table, but kNN+pretrained CNN after
+    CE+CNN, whose features it takes."""
+    return [
+        (method, seed)
+        for seed in plan.seeds
+        for method in sorted(plan.methods, key=lambda name: name == "pretrained")
+        if Run(EXPERIMENT.folder(out, method, seed)).result is None
+    ]
+
+
 def _run_one(
     out: Path,
     plan: Plan,
@@ -255,7 +260,6 @@ def _run_one(
     folder = EXPERIMENT.folder(out, name, seed)
     run = processes.lead(lambda: open_run(folder, config, resume=True, free=FREE))
     relatives = [Run(EXPERIMENT.folder(out, other, seed)) for other in METHODS]
-    relatives = [other for other in relatives if (other.path / "config.json").exists()]
 
     def work() -> str:
         result = execute(method, plan.settings, seed, samples, run, report, interrupt, relatives)

@@ -337,7 +337,8 @@ def _tidy(path: Path) -> None:
     if (path / "config.json").exists():
         (path / START).unlink(missing_ok=True)
     for result in path.rglob("result.json"):
-        Run(result.parent)._remove_checkpoints()
+        if result.with_name("environment.json").exists():  # a run, not a file of somebody else
+            Run(result.parent)._remove_checkpoints()
 
 
 def _is_of_a_run(config: Path) -> bool:

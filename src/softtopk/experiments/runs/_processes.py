@@ -36,7 +36,7 @@ _patient: dist.ProcessGroup | None = None
 def joined(device: str) -> Iterator[None]:
     """Join the processes that torchrun has started, if it has started more than one."""
     global _patient
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    if "RANK" not in os.environ or os.environ.get("WORLD_SIZE", "1") == "1":
         yield
         return
     kind = torch.device(device).type

@@ -41,6 +41,13 @@ def share_out(network: nn.Module) -> None:
     network.forward = forward
 
 
+#: What draws at random and is not among the functions that `AsInWholeBatch` replaces.
+_UNKNOWN = {
+    *("dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"),
+    *("rand_like", "randn", "randn_like", "bernoulli", "normal", "gumbel_softmax"),
+}
+
+
 class AsInWholeBatch(TorchFunctionMode):
     """Inside, a network does to some rows of a batch what it would do to them among all rows.
 
@@ -68,6 +75,11 @@ class AsInWholeBatch(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        if getattr(func, "__name__", "") in _UNKNOWN:
+            raise NotImplementedError(
+                f"{func.__name__} draws at random, and does not know of other processes: train "
+                "this network with one"
+            )
         return self._replaced.get(func, func)(*args, **(kwargs or {}))
 
     def _all(self, size: int) -> tuple[int, slice]:

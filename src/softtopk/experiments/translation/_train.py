@@ -91,11 +91,13 @@ def _train(options: Train, plan: Plan) -> int:
     out, settings, report = options.out, plan.settings, Report()
     _check_shared(plan)
     # Before the folder is made: what was named may be missing or may not fit.
-    corpus = None if (out / "config.json").exists() else load_corpus(settings)
+    begun = processes.lead((out / "config.json").exists)
+    corpus = None if begun else load_corpus(settings)
     if corpus is not None:
         _say_dropped(corpus, report)
 
     def work(interrupt: Interrupt) -> int:
+        processes.check_agreement(plan.to_config())
         if corpus is None:
             free = ("objectives", "seeds", *FREE) if options.resume else FREE
             resume = options.resume or processes.is_restarted()
@@ -106,7 +108,7 @@ def _train(options: Train, plan: Plan) -> int:
             prepared = prepare_corpus(corpus, settings.vocab, settings.normalization, plan.pieces)
             pairs = _training_pairs(prepared, settings, report)
             processes.lead(lambda: _start(out, plan, prepared, pairs))
-        processes.check_agreement(plan.to_config(), data=lambda: sealed(prepared.record).encode())
+        processes.check_agreement({}, data=lambda: sealed(prepared.record).encode())
         return _run_all(out, plan, prepared, pairs, report, interrupt)
 
     return EXPERIMENT.train(out, work, report, resume=options.resume, threads=settings.threads)
@@ -174,7 +176,8 @@ def _run_all(
     for seed in plan.seeds:
         for stage in plan.stages:
             interrupt.check()
-            result = Run(EXPERIMENT.folder(out, stage, seed)).result
+            part = Run(EXPERIMENT.folder(out, stage, seed))
+            result = processes.lead(lambda part=part: part.result)  # type: ignore[misc]
             if result is None:
                 code |= _run_one(out, plan, stage, seed, prepared, pairs(), report, interrupt)
             elif plan.settings.test and "test" not in result:
@@ -226,7 +229,7 @@ def _run_one(
     weights = None
     if stage != PRETRAIN:
         first = Run(EXPERIMENT.folder(out, PRETRAIN, seed))
-        if not plan.init_digest and first.result is None:
+        if not plan.init_digest and processes.lead(lambda: first.result) is None:
             report.say(f"{stage}, seed {seed}: left out, there are no weights to begin with")
             return 1
         file = out / INIT if plan.init_digest else first.checked_weights()
