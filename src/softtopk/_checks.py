@@ -20,6 +20,8 @@ COUNTS = (torch.int64, *REALS)
 Count = int | float | Tensor
 #: Regularisation strength: one for all rows, or one per row.
 Strength = float | Tensor
+#: The dimension to select along, or several, whose elements are then one row.
+Dims = int | Sequence[int]
 
 
 def check_scores(scores: Tensor, dim: int, *, may_be_empty: bool = False) -> int:
@@ -49,6 +51,19 @@ def check_scores(scores: Tensor, dim: int, *, may_be_empty: bool = False) -> int
     return dim
 
 
+def check_dims(scores: Tensor, dim: Dims) -> tuple[int, ...]:
+    """Check ``scores`` and return the dimensions to select along, counted from the front, in the
+    order of the memory."""
+    if isinstance(dim, int):
+        return (check_scores(scores, dim),)
+    if not isinstance(dim, Sequence) or isinstance(dim, str) or not dim:
+        raise TypeError(f"dim must be an int or a tuple of at least one int, got {dim!r}")
+    dims = sorted(check_scores(scores, each) for each in dim)
+    if len(set(dims)) < len(dims):
+        raise ValueError(f"dim={tuple(dim)} names a dimension of scores more than once")
+    return tuple(dims)
+
+
 def check_k(k: Count, n: float, batch: torch.Size) -> Count:
     """Check the ``k`` of the unsorted operator; a tensor comes back with a last axis of size 1."""
     if isinstance(k, Tensor):
@@ -59,8 +74,8 @@ def check_k(k: Count, n: float, batch: torch.Size) -> Count:
         k = k.to(torch.promote_types(k.dtype, torch.float32)) if k.is_floating_point() else k.long()
         if is_readable(k) and not bool(((k >= 0) & (k <= n)).all()):
             raise ValueError(
-                f"k must be between 0 and n={n} in every row, "
-                f"got values from {k.min().item()} to {k.max().item()}"
+                f"k must be between 0 and n={n} in every row, got values from {k.min().item()} to "
+                f"{k.max().item()}; k.clamp(0, {n}) selects all where there are fewer"
             )
         return k.unsqueeze(-1)
     if isinstance(k, bool) or not isinstance(k, Real):
@@ -74,12 +89,20 @@ def check_integer_k(k: int, n: float, what: str = "the sorted operator") -> int:
     """Check the ``k`` of an operator that counts in whole places; ``what`` names it."""
     if isinstance(k, bool) or not isinstance(k, Integral):
         raise TypeError(
-            f"k must be an int for {what}, got {k!r}; "
-            "only the unsorted soft_topk takes a float or a tensor"
+            f"k must be an int for {what}, got {k!r}; only the unsorted soft_topk takes a float"
         )
     if not 0 <= k <= n:
         raise ValueError(f"k must be between 0 and n={n}, the size along dim, got k={k}")
     return int(k)
+
+
+def check_ranks(k: int | Tensor, n: float, batch: torch.Size) -> int | Tensor:
+    """Check the ``k`` of the sorted operator; a tensor comes back with a last axis of size 1."""
+    if not isinstance(k, Tensor):
+        return check_integer_k(k, n)
+    if k.is_floating_point():
+        raise TypeError(f"k must be of an integer dtype for the sorted operator, got {k.dtype}")
+    return check_k(k, n, batch)  # type: ignore[return-value]
 
 
 def check_eps(eps: Strength, batch: torch.Size) -> Strength:

@@ -143,6 +143,10 @@ def wrong(group):
     x = distribute_tensor(torch.randn(4, 8), mesh_of(group, (2,)), [Shard(1)], src_data_rank=None)
     with pytest.raises(ValueError, match=r"mask of shape \(4, 4\) does not broadcast"):
         softtopk.soft_topk(x, 2, mask=torch.ones(4, 4, dtype=torch.bool))
+    with pytest.raises(NotImplementedError, match=r"one dim, got dim=\(0, 1\)"):
+        softtopk.soft_topk(x, 2, dim=(0, 1))
+    with pytest.raises(NotImplementedError, match="need an int as the k"):
+        softtopk.sorted_soft_topk(x, torch.tensor([1, 2, 1, 1]))
     with pytest.raises(TypeError, match="to_local"):
         softtopk.distributed.gather(x, group=group)
 

@@ -48,7 +48,9 @@ X = torch.randn(3, 5)
         ({"eps": torch.ones(4)}, ValueError, r"eps of shape \(4,\) .* batch shape \(3,\)"),
         ({"eps": torch.ones(2, 3)}, ValueError, r"eps of shape \(2, 3\) .* batch shape \(3,\)"),
         ({"dim": 2}, ValueError, r"dim=2 is out of range .*; use -2 to 1"),
-        ({"dim": 1.0}, TypeError, r"dim must be an int, got 1.0"),
+        ({"dim": 1.0}, TypeError, r"dim must be an int or a tuple .*, got 1.0"),
+        ({"dim": ()}, TypeError, r"dim must be .* a tuple of at least one int, got \(\)"),
+        ({"dim": (0, -2)}, ValueError, r"dim=\(0, -2\) names a dimension .* more than once"),
         ({"largest": 1}, TypeError, r"largest must be True or False, got 1"),
         ({"mask": X}, TypeError, r"mask must be boolean .* got torch.float32; convert"),
         ({"mask": [True]}, TypeError, r"mask must be a boolean torch.Tensor, got list"),
@@ -112,9 +114,18 @@ def test_k_of_the_unsorted_operators(k, kind, message):
             operator(X, k)
 
 
-@pytest.mark.parametrize("k", [2.0, torch.tensor(2)])
-def test_k_of_the_sorted_operator(k):
-    with pytest.raises(TypeError, match="k must be an int for the sorted operator"):
+@pytest.mark.parametrize(
+    ("k", "kind", "message"),
+    [
+        (2.0, TypeError, "k must be an int for the sorted operator"),
+        (torch.tensor(2.0), TypeError, "k must be of an integer dtype for the sorted operator"),
+        (torch.tensor([1, 6, 2]), ValueError, r"from 1 to 6; k.clamp\(0, 5\) selects all"),
+        (torch.tensor([1, 2]), ValueError, r"k of shape \(2,\) does not broadcast"),
+        (torch.ones(3, dtype=torch.long, device="meta"), ValueError, "k .* has no values"),
+    ],
+)
+def test_k_of_the_sorted_operator(k, kind, message):
+    with pytest.raises(kind, match=message):
         sorted_soft_topk(X, k)
 
 

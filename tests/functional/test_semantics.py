@@ -164,6 +164,70 @@ def test_dim(dim):
 
 
 @both_paths
+@pytest.mark.parametrize("dim", [(0, 1), (-1, 1), [2, 0], (1,), (0, 1, 2)])
+def test_several_dims_are_one_row(dim):
+    scores, mask = randn(4, 5, 6), randn(4, 5, 6, seed=1) > -1
+    dims = sorted(each % 3 for each in dim)
+    order = [each for each in range(3) if each not in dims] + dims
+
+    def joined(x):
+        return x.permute(order).flatten(3 - len(dims))
+
+    rows, options = joined(scores), {"eps": 0.4, "mask": joined(mask), "largest": False}
+    k = torch.rand(rows.shape[:-1]).double() * 3
+    along = options | {"mask": mask, "dim": dim}
+    for operator in (soft_topk, log_soft_topk):
+        assert_close(joined(operator(scores, k, **along)), operator(rows, k, **options))
+    assert_close(topk_threshold(scores, k, **along), topk_threshold(rows, k, **options))
+    ranks = sorted_soft_topk(scores, 3, **along)
+    assert ranks.shape == (*scores.shape, 3)
+    expected = sorted_soft_topk(rows, 3, **options)
+    for rank, other in zip(ranks.unbind(-1), expected.unbind(-1), strict=True):
+        assert_close(joined(rank), other)
+
+
+@pytest.mark.parametrize("normalize", [None, "row"])
+def test_ranks_above_the_own_k_of_a_row_are_empty(solver, normalize):
+    scores, mask = randn(2, 3, 7), randn(2, 3, 7, seed=1) > -1
+    k, eps = torch.tensor([[2, 0, 5], [1, 2, 2]]), torch.tensor([[0.2], [0.9]])
+    options = {"solver": solver, "normalize": normalize}
+    scores.requires_grad_()
+    ranks = sorted_soft_topk(scores, k, eps=eps, mask=mask, **options)
+    assert ranks.shape == (2, 3, 7, 5)
+    (gradient,) = torch.autograd.grad(ranks.square().sum(), scores)
+    for at in torch.cartesian_prod(torch.arange(2), torch.arange(3)).tolist():
+        i, j, own = *at, int(k[tuple(at)])
+        row = scores[i, j].detach().requires_grad_()
+        alone = sorted_soft_topk(row, own, eps=eps[i, 0].item(), mask=mask[i, j], **options)
+        assert_close(ranks[i, j, :, :own], alone, rtol=1e-6, atol=1e-9)
+        assert (ranks[i, j, :, own:] == 0).all()
+        (expected,) = torch.autograd.grad(alone.square().sum(), row)
+        assert_close(gradient[i, j], expected, rtol=1e-6, atol=1e-9)
+
+
+def test_own_ks_share_the_normalisation_of_the_batch():
+    """The largest cost of all rows, each with its own anchors, divides the cost of all."""
+    scores, k = randn(2, 6), torch.tensor([1, 4])
+    scale = max(
+        (float(x) - anchor) ** 2
+        for row, own in zip(scores, k, strict=True)
+        for x in row
+        for anchor in range(int(own) + 1)
+    )
+    expected = sorted_soft_topk(scores, k, eps=0.1 * scale)
+    assert_close(sorted_soft_topk(scores, k, normalize="batch"), expected)
+
+
+@both_paths
+def test_own_ks_without_variety():
+    scores = randn(3, 4)
+    same = sorted_soft_topk(scores, torch.tensor(2), hard=True)
+    assert_close(same, sorted_soft_topk(scores, 2, hard=True))
+    assert sorted_soft_topk(scores[:0], torch.zeros(0, dtype=torch.long)).shape == (0, 4, 0)
+    assert sorted_soft_topk(scores, torch.zeros(3, dtype=torch.long)).shape == (3, 4, 0)
+
+
+@both_paths
 def test_non_contiguous_and_expanded_input():
     scores = randn(6, 8)
     for view in (scores.T, scores[::2, 1::3], scores[:1].expand(3, 8), scores.flip(-1)):

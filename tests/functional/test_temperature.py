@@ -44,6 +44,15 @@ def test_of_the_sorted_operator(width: int) -> None:
     assert found.max() < 1.3
 
 
+def test_of_the_sorted_operator_with_own_ks() -> None:
+    scores, k = torch.randn(4, 40), torch.tensor([1, 6, 3, 6])
+    eps = eps_for(scores, k, width=5, sorted=True)
+    up_to = sorted_soft_topk(scores, k, eps=eps).cumsum(-1)
+    for row, own in zip(up_to, k.tolist(), strict=True):
+        found = undecided(row[:, :own].mT).mean() / 5
+        assert 1 / 1.3 < found < 1.3
+
+
 def test_one_number_is_the_median_of_the_rows() -> None:
     scores = torch.randn(9, 30) * torch.logspace(-2, 2, 9).unsqueeze(-1)
     scores[3] = 1.0  # without a scale: does not count

@@ -129,3 +129,16 @@ def test_public_names():
         "topk_threshold",
     }
     assert softtopk.nn.SoftTopK is SoftTopK
+
+
+def test_several_dims_calibrate_as_one_row():
+    scores = torch.randn(3, 8, 5)
+    joined, apart = SoftTopK(6, width=10), SoftTopK(6, dim=(1, 2), width=10)
+    torch.testing.assert_close(apart(scores).flatten(1), joined(scores.flatten(1)))
+    torch.testing.assert_close(apart.eps, joined.eps)
+
+
+def test_own_ks_of_the_rows():
+    scores, k = torch.randn(3, 8), torch.tensor([1, 4, 2])
+    module = SortedSoftTopK(k, width=3)
+    torch.testing.assert_close(module(scores), sorted_soft_topk(scores, k, eps=module.eps))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 import torch
 from torch import Tensor
 
-from .._checks import check_mask, check_scores
+from .._checks import Dims, check_mask, check_scores
 from ._collectives import Scaled
 
 if TYPE_CHECKING:
@@ -49,14 +49,20 @@ def _over_mesh(
     k: Any,
     *,
     eps: Any = 0.1,
-    dim: int = -1,
+    dim: Dims = -1,
     mask: Tensor | None = None,
     **options: Any,
 ) -> Tensor:
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
     _register_rules()
+    if not isinstance(dim, int):
+        raise NotImplementedError(
+            f"scores in a DTensor need one dim, got dim={dim}; flatten these dimensions"
+        )
     dim = check_scores(scores, dim)
+    if function.__name__ == "sorted_soft_topk" and isinstance(k, Tensor):
+        raise NotImplementedError("scores in a DTensor need an int as the k of sorted_soft_topk")
     check_mask(mask, scores)  # a plain one is the mask of all ranks
     mesh = scores.device_mesh
     if any(not isinstance(placement, Replicate | Shard) for placement in scores.placements):

@@ -10,20 +10,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .._checks import (
     Count,
+    Dims,
     Strength,
     check_choice,
+    check_dims,
     check_eps,
     check_flag,
     check_k,
     check_mask,
-    check_scores,
 )
 from .._dispatch import in_onnx_export, is_readable
 
@@ -35,14 +36,16 @@ _TINY = {dtype: torch.finfo(dtype).tiny for dtype in (torch.float32, torch.float
 
 
 class Rows(NamedTuple):
-    """The arguments that all operators share: checked, the dimension moved to the end."""
+    """The arguments that all operators share: checked, the dimension moved to the end, several
+    joined there."""
 
     given: Tensor  #: (..., n), the scores in their own dtype
     mask: Tensor | None  #: (..., n)
     tau: Strength  #: temperature eps * scale / 2, a float or (..., 1)
     scale: Strength  #: divisor of the cost, 1.0 or (..., 1)
     eps: Strength  #: a float or (..., 1)
-    dim: int
+    dims: tuple[int, ...]  #: where the dimensions to select along were
+    sizes: tuple[int, ...]  #: and how large
     dtype: torch.dtype
     largest: bool
 
@@ -67,42 +70,59 @@ class Rows(NamedTuple):
         x = canonical(self.scores, self.mask, self.largest)
         return self._replace(given=x, mask=None)
 
+    def at(self, index: Tensor) -> Rows:
+        """The rows with this number (m,) alone: the batch shape becomes (m,)."""
+
+        def taken(value: object) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            return value.expand(*self.batch, -1).reshape(-1, value.shape[-1])[index]
+
+        names = ("given", "mask", "tau", "scale", "eps")
+        return self._replace(**{name: taken(getattr(self, name)) for name in names})
+
     def restore(self, result: Tensor, axis: int = -1) -> Tensor:
         """``result`` in the dtype of the scores, with its ``axis`` of size n back in place."""
         if result.dtype is not self.dtype:
             result = result.to(self.dtype)
-        return result if self.dim == result.ndim + axis else result.movedim(axis, self.dim)
+        if self.dims == (result.ndim + axis,):
+            return result
+        count = len(self.dims)
+        if count > 1:
+            result = result.unflatten(axis, self.sizes)
+        return result.movedim(tuple(range(axis - count + 1, axis + 1)), self.dims)
 
 
 def rows_of(
     scores: Tensor,
     *,
     eps: Strength,
-    dim: int,
+    dim: Dims,
     largest: bool,
     mask: Tensor | None,
     normalize: Normalize,
-    last_anchor: int,
+    last_anchor: int | Tensor,
 ) -> Rows:
     """Check the arguments.
 
     ``last_anchor`` is the largest anchor of the transport problem, 1 for the unsorted operator
-    and k for the sorted one: the normalised cost depends on it.
+    and k for the sorted one, a number or (..., 1): the normalised cost depends on it.
     """
-    dim = check_scores(scores, dim)
-    batch = scores.shape[:dim] + scores.shape[dim + 1 :]
+    dims = check_dims(scores, dim)
+    batch = batch_of(scores, dims)
     eps = check_eps(eps, batch)
     check_flag("largest", largest)
     check_mask(mask, scores)
     check_choice("normalize", normalize, (None, "row", "batch"))
 
     dtype = scores.dtype
+    sizes = tuple(scores.shape[dim] for dim in dims)
     if mask is not None:
-        mask = mask.expand(scores.shape).movedim(dim, -1)
-    if dim != scores.ndim - 1:
-        scores = scores.movedim(dim, -1)
+        mask = _joined_last(mask.expand(scores.shape), dims)
+    if dims != (scores.ndim - 1,):
+        scores = _joined_last(scores, dims)
     tau = temperature(eps, 1.0, compute_dtype(dtype))
-    rows = Rows(scores, mask, tau, 1.0, eps, dim, dtype, largest)
+    rows = Rows(scores, mask, tau, 1.0, eps, dims, sizes, dtype, largest)
     if normalize is None:
         return rows
     wide = scores.detach().to(compute_dtype(dtype))
@@ -110,7 +130,18 @@ def rows_of(
     return normalized(rows, extremes_of(taking_part), last_anchor, normalize)
 
 
-def normalized(rows: Rows, extremes: Tensor, last_anchor: int, normalize: str) -> Rows:
+def batch_of(scores: Tensor, dims: tuple[int, ...]) -> torch.Size:
+    """The shape of ``scores`` without these dimensions."""
+    return torch.Size(size for dim, size in enumerate(scores.shape) if dim not in dims)
+
+
+def _joined_last(x: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """``x`` with these dimensions as one, the last."""
+    x = x.movedim(dims, tuple(range(-len(dims), 0)))
+    return x if len(dims) == 1 else x.flatten(-len(dims))
+
+
+def normalized(rows: Rows, extremes: Tensor, last_anchor: int | Tensor, normalize: str) -> Rows:
     """The same with a cost that is divided by its largest entry."""
     scale = largest_cost(extremes, last_anchor, normalize)
     tau = temperature(rows.eps, scale, compute_dtype(rows.dtype))
@@ -122,7 +153,7 @@ def unsorted_rows(
     k: Count,
     *,
     eps: Strength,
-    dim: int,
+    dim: Dims,
     largest: bool,
     mask: Tensor | None,
     normalize: Normalize,
@@ -177,7 +208,7 @@ def extremes_of(x: Tensor) -> Tensor:
     return torch.cat([high, torch.where(finite, -x, -math.inf).amax(-1, keepdim=True)], -1)
 
 
-def largest_cost(extremes: Tensor, last_anchor: int, normalize: str) -> Tensor:
+def largest_cost(extremes: Tensor, last_anchor: int | Tensor, normalize: str) -> Tensor:
     """The largest (x_i - y_j)^2 over anchors y = 0..last_anchor, per row or over all: (..., 1).
 
     The square is convex, so the extremes of x and of the anchors suffice.

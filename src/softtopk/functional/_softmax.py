@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from .. import kernels
-from .._checks import Count, Strength, check_flag
+from .._checks import Count, Dims, Strength, check_flag
 from .._dispatch import dense, library_for, may_differentiate, path_of
 from ._launch import launch
 from ._mesh import takes_dtensors
@@ -52,7 +52,7 @@ def soft_topk_softmax(
     k: Count,
     *,
     eps: Strength = 0.1,
-    dim: int = -1,
+    dim: Dims = -1,
     mask: Tensor | None = None,
     normalize: Normalize = None,
     hard: bool = False,

@@ -38,12 +38,13 @@ from torch import Tensor
 from .. import kernels
 from .._checks import (
     REALS,
+    Dims,
     Strength,
+    check_dims,
     check_flag,
-    check_integer_k,
     check_range,
+    check_ranks,
     check_rows,
-    check_scores,
     operand,
 )
 from .._dispatch import (
@@ -63,6 +64,7 @@ from ._rows import (
     Normalize,
     Rows,
     algebra_dtype,
+    batch_of,
     canonical,
     column,
     compute_dtype,
@@ -73,7 +75,7 @@ from ._rows import (
     straight_through,
     without_negligible,
 )
-from ._sinkhorn import Solver, sinkhorn_of
+from ._sinkhorn import Sinkhorn, Solver, sinkhorn_of
 from ._transport import ranking_by_sinkhorn
 from ._warnings import warn_of_convergence
 
@@ -520,10 +522,10 @@ _sorted_soft_topk_op = opaque(
 @takes_dtensors
 def sorted_soft_topk(
     scores: Tensor,
-    k: int,
+    k: int | Tensor,
     *,
     eps: Strength = 0.1,
-    dim: int = -1,
+    dim: Dims = -1,
     largest: bool = True,
     mask: Tensor | None = None,
     normalize: Normalize = None,
@@ -542,7 +544,11 @@ def sorted_soft_topk(
         \Gamma^\top 1 = [\tfrac1n, \dots, \tfrac1n, \tfrac{n-k}n], \quad y = [k, \dots, 1, 0].
 
     Args:
-        k: How many ranks, an int with 0 <= k <= n; k = n is a soft sort.
+        k: How many ranks, an int with 0 <= k <= n; k = n is a soft sort. Or an integer tensor that
+            broadcasts to the batch shape: the result has as many ranks as its largest value, and
+            those above a row's own k are empty. Rows of equal k are solved together, so it costs a
+            call for every value. The values are read: that waits for a device, and breaks the
+            graph of ``torch.compile``.
         hard: Return the exact ranking, with the gradient of the soft one. Of equal scores the
             first has the first rank.
 
@@ -569,21 +575,28 @@ def sorted_soft_topk(
     """
     check_flag("hard", hard)
     sinkhorn = sinkhorn_of(solver)
-    dim = check_scores(scores, dim)
-    k = check_integer_k(k, scores.shape[dim])
+    dims = check_dims(scores, dim)
+    n = math.prod(scores.shape[dim] for dim in dims)
+    k = check_ranks(k, n, batch_of(scores, dims))
     rows = rows_of(
         scores,
         eps=eps,
-        dim=dim,
+        dim=dims,
         largest=largest,
         mask=mask,
         normalize=normalize,
-        last_anchor=max(k, 1),
+        last_anchor=k.clamp(min=1) if isinstance(k, Tensor) else max(k, 1),
     )
+    solve = _rankings if isinstance(k, Tensor) else _ranking
+    return rows.restore(solve(rows, k, hard, sinkhorn), -2)  # type: ignore[arg-type]
+
+
+def _ranking(rows: Rows, k: int, hard: bool, sinkhorn: Sinkhorn | None) -> Tensor:
+    """A (..., n, k), hard or soft."""
     if hard:
         selected = _hard_ranking(rows.canonical().scores, k)
         if not may_differentiate(rows.scores, rows.tau):
-            return rows.restore(selected, -2)
+            return selected
     if k == 0:
         soft = rows.scores[..., :0] * rows.tau  # empty, and still in the graph
         soft = soft.unsqueeze(-2).expand(*rows.scores.shape, 0)
@@ -591,7 +604,27 @@ def sorted_soft_topk(
         soft = ranking_by_sinkhorn(rows.canonical(), k, sinkhorn)
     else:
         soft = rank_indicator(rows, k)
-    return rows.restore(straight_through(selected, soft) if hard else soft, -2)
+    return straight_through(selected, soft) if hard else soft
+
+
+def _rankings(rows: Rows, k: Tensor, hard: bool, sinkhorn: Sinkhorn | None) -> Tensor:
+    """A (..., n, largest k) of rows with an own k (..., 1) each; those of equal k are solved
+    together, in a call for every value that k has."""
+    if is_traced(k) and not torch.compiler.is_compiling():
+        raise ValueError(
+            "k as a tensor decides the shape of the result, and this one has no values"
+        )
+    k = k.expand(*rows.batch, 1).flatten()
+    values = k.unique().tolist()
+    if len(values) < 2:
+        return _ranking(rows, max(values, default=0), hard, sinkhorn)
+    where = [(k == value).nonzero().squeeze(-1) for value in values]
+    found = [
+        F.pad(_ranking(rows.at(index), value, hard, sinkhorn), (0, values[-1] - value))
+        for index, value in zip(where, values, strict=True)
+    ]
+    back = torch.cat(where).argsort()
+    return torch.cat(found)[back].unflatten(0, rows.batch)
 
 
 def _hard_ranking(x: Tensor, k: int) -> Tensor:

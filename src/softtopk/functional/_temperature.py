@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .._checks import Count, Strength, check_flag, check_integer_k, check_number
+from .._checks import Count, Dims, Strength, check_flag, check_number, check_ranks
 from ._rows import Normalize, algebra_dtype, hard_selection, pivot_of, unsorted_rows
 from ._sorted import sorted_soft_topk
 from ._unsorted import indicator, slopes, soft_topk
@@ -44,7 +44,7 @@ def eps_for(
     k: Count,
     *,
     width: float,
-    dim: int = -1,
+    dim: Dims = -1,
     largest: bool = True,
     mask: Tensor | None = None,
     per_row: bool = True,
@@ -102,7 +102,7 @@ def _eps_of_rows(
     k: Count,
     *,
     width: float,
-    dim: int,
+    dim: Dims,
     largest: bool,
     mask: Tensor | None,
     sorted: bool,
@@ -115,15 +115,18 @@ def _eps_of_rows(
         raise ValueError(
             f"width must be above 0 and at most n={rows.n}, the size along dim, got width={width:g}"
         )
-    ranks = check_integer_k(k, rows.n) if sorted else 0  # type: ignore[arg-type]
     with torch.no_grad():
         x = rows.canonical().scores.detach()
         k = k.detach() if isinstance(k, Tensor) else k
-        low, high, known = _limits(x, k, ranks)
         places = k.squeeze(-1) if isinstance(k, Tensor) else k
-        count = partial(_undecided_ranks, x, ranks) if sorted else partial(_undecided, x, places)
+        ranks, undecided = 0, _undecided
+        if sorted:
+            check_ranks(places, rows.n, rows.batch)  # type: ignore[arg-type]
+            ranks, undecided = int(torch.as_tensor(k).max()) if x.numel() else 0, _undecided_ranks
+        low, high, known = _limits(x, k, ranks)
+        count = partial(undecided, x, places)
         eps = torch.where(known, _search(count, low, high, width, x.dtype), 1.0)
-        return eps, known & _has_choice(x, ranks or k)
+        return eps, known & _has_choice(x, k)
 
 
 def _has_choice(x: Tensor, k: Count) -> Tensor:
@@ -138,10 +141,13 @@ def _undecided(x: Tensor, k: Count, eps: Tensor) -> Tensor:
     return _is_undecided(soft_topk(x, k, eps=eps)).sum(-1)
 
 
-def _undecided_ranks(x: Tensor, k: int, eps: Tensor) -> Tensor:
+def _undecided_ranks(x: Tensor, k: Count, eps: Tensor) -> Tensor:
     """How many are undecided at the threshold after a rank, the mean over the ranks: (...)."""
-    up_to = sorted_soft_topk(x, k, eps=eps).cumsum(-1)
-    return _is_undecided(up_to).sum((-1, -2)) / max(k, 1)
+    up_to = sorted_soft_topk(x, k, eps=eps).cumsum(-1)  # type: ignore[arg-type]
+    k = torch.as_tensor(k, device=x.device).unsqueeze(-1)
+    empty = torch.arange(up_to.shape[-1], device=x.device) >= k
+    undecided = _is_undecided(up_to).sum(-2).masked_fill(empty, 0)
+    return undecided.sum(-1) / k.squeeze(-1).clamp(min=1)
 
 
 def _is_undecided(a: Tensor) -> Tensor:
@@ -242,7 +248,7 @@ def sharpness(
     k: Count,
     eps: Strength,
     *,
-    dim: int = -1,
+    dim: Dims = -1,
     largest: bool = True,
     mask: Tensor | None = None,
     normalize: Normalize = None,

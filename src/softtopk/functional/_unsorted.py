@@ -38,7 +38,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import kernels
-from .._checks import COUNTS, REALS, Count, Strength, check_flag, check_range, check_rows, operand
+from .._checks import (
+    COUNTS,
+    REALS,
+    Count,
+    Dims,
+    Strength,
+    check_flag,
+    check_range,
+    check_rows,
+    operand,
+)
 from .._dispatch import (
     dense,
     is_readable,
@@ -554,7 +564,7 @@ def soft_topk(
     k: Count,
     *,
     eps: Strength = 0.1,
-    dim: int = -1,
+    dim: Dims = -1,
     largest: bool = True,
     mask: Tensor | None = None,
     normalize: Normalize = None,
@@ -580,10 +590,11 @@ def soft_topk(
         scores: Any shape and floating dtype; float16 and bfloat16 are computed in float32.
         k: How many to select, 0 <= k <= n: an int, a float, or a tensor that broadcasts to the
             batch shape (the shape of scores without ``dim``). The values of a tensor are checked
-            on the CPU only, and not inside ``torch.compile``; this goes for eps too.
+            on the CPU only, and not inside ``torch.compile``; this goes for eps too. For rows that
+            may have fewer elements than places, ``k.clamp(max=n)`` says that all are wanted.
         eps: Regularisation strength, positive: a float or a tensor that broadcasts to the batch
             shape. As eps -> 0 the result becomes the hard selection, as eps grows it becomes k/n.
-        dim: The dimension to select along.
+        dim: The dimension to select along, or a tuple: the elements of these are one row.
         largest: Select the largest elements, else the smallest.
         mask: Boolean, broadcasts to scores; True takes part. A masked element is treated exactly
             as if it were deleted: A = 0 and no gradient. So is a score of -inf (+inf if not
@@ -636,7 +647,7 @@ def log_soft_topk(
     k: Count,
     *,
     eps: Strength = 0.1,
-    dim: int = -1,
+    dim: Dims = -1,
     largest: bool = True,
     mask: Tensor | None = None,
     normalize: Normalize = None,
@@ -662,7 +673,7 @@ def topk_threshold(
     k: Count,
     *,
     eps: Strength = 0.1,
-    dim: int = -1,
+    dim: Dims = -1,
     largest: bool = True,
     mask: Tensor | None = None,
     normalize: Normalize = None,

@@ -8,7 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._checks import Count, Strength, check_choice, check_flag, check_integer_k, check_k
+from .._checks import (
+    Count,
+    Dims,
+    Strength,
+    check_choice,
+    check_dims,
+    check_flag,
+    check_k,
+    check_ranks,
+)
 from ..functional import Normalize, Solver, soft_topk, sorted_soft_topk
 from ..functional._sinkhorn import sinkhorn_of
 from ..functional._temperature import common_eps
@@ -33,7 +42,7 @@ class _TopK(Tempered):
         width: float | None = None,
         learn_eps: bool = False,
         hard_eval: bool = False,
-        dim: int = -1,
+        dim: Dims = -1,
         largest: bool = True,
         normalize: Normalize = None,
         hard: bool = False,
@@ -69,10 +78,11 @@ class _TopK(Tempered):
         """The arguments of the operator besides the scores and k."""
 
         def calibrate(width: float) -> Tensor:
+            n = math.prod(scores.shape[dim] for dim in check_dims(scores, self.dim))
             return common_eps(
                 scores,
                 self.k,
-                width=min(width, scores.shape[self.dim]),
+                width=min(width, n),
                 dim=self.dim,
                 largest=self.largest,
                 mask=mask,
@@ -94,6 +104,10 @@ class _TopK(Tempered):
         temperature = "eps" if self.width is None else "width"
         names = ("k", temperature, "learn_eps", "hard_eval", "dim", "largest", "normalize", "hard")
         return ", ".join(f"{name}={_brief(getattr(self, name))}" for name in (*names, "solver"))
+
+
+def _own_batch(k: object) -> torch.Size:
+    return k.shape if isinstance(k, Tensor) else torch.Size()
 
 
 def _brief(value: object) -> str:
@@ -131,7 +145,7 @@ class SoftTopK(_TopK):
     _sorted = False
 
     def _check_k(self, k: Any) -> None:
-        check_k(k, math.inf, k.shape if isinstance(k, Tensor) else torch.Size())
+        check_k(k, math.inf, _own_batch(k))
 
     def forward(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
         return soft_topk(scores, self.k, **self._options(scores, mask))
@@ -147,7 +161,7 @@ class SortedSoftTopK(_TopK):
     _sorted = True
 
     def _check_k(self, k: Any) -> None:
-        check_integer_k(k, math.inf)
+        check_ranks(k, math.inf, _own_batch(k))
 
     def forward(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
         return sorted_soft_topk(scores, self.k, **self._options(scores, mask))
