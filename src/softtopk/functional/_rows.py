@@ -135,6 +135,14 @@ def batch_of(scores: Tensor, dims: tuple[int, ...]) -> torch.Size:
     return torch.Size(size for dim, size in enumerate(scores.shape) if dim not in dims)
 
 
+def size_of(scores: Tensor, dims: tuple[int, ...]) -> int:
+    """How many elements a row along these dimensions has."""
+    n = 1
+    for dim in dims:  # not math.prod: sizes may be symbols of a compiler
+        n = n * scores.shape[dim]
+    return n
+
+
 def _joined_last(x: Tensor, dims: tuple[int, ...]) -> Tensor:
     """``x`` with these dimensions as one, the last."""
     x = x.movedim(dims, tuple(range(-len(dims), 0)))

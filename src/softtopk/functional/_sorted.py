@@ -72,6 +72,7 @@ from ._rows import (
     largest_of,
     per_row,
     rows_of,
+    size_of,
     straight_through,
     without_negligible,
 )
@@ -576,8 +577,7 @@ def sorted_soft_topk(
     check_flag("hard", hard)
     sinkhorn = sinkhorn_of(solver)
     dims = check_dims(scores, dim)
-    n = math.prod(scores.shape[dim] for dim in dims)
-    k = check_ranks(k, n, batch_of(scores, dims))
+    k = check_ranks(k, size_of(scores, dims), batch_of(scores, dims))
     rows = rows_of(
         scores,
         eps=eps,

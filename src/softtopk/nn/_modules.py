@@ -19,6 +19,7 @@ from .._checks import (
     check_ranks,
 )
 from ..functional import Normalize, Solver, soft_topk, sorted_soft_topk
+from ..functional._rows import size_of
 from ..functional._sinkhorn import sinkhorn_of
 from ..functional._temperature import common_eps
 from ._temperature import Tempered
@@ -78,7 +79,7 @@ class _TopK(Tempered):
         """The arguments of the operator besides the scores and k."""
 
         def calibrate(width: float) -> Tensor:
-            n = math.prod(scores.shape[dim] for dim in check_dims(scores, self.dim))
+            n = size_of(scores, check_dims(scores, self.dim))
             return common_eps(
                 scores,
                 self.k,
