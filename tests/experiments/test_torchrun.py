@@ -160,7 +160,8 @@ def test_processes_that_were_given_other_options_are_refused(tmp_path: Path) -> 
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("library", first("accelerate", "pytorch_lightning"))
+@pytest.mark.slow
+@pytest.mark.parametrize("library", ["accelerate", "pytorch_lightning"])
 def test_the_examples_learn_with_two_processes(library: str) -> None:
     pytest.importorskip(library)
     name = f"knn_{library.removeprefix('pytorch_')}.py"

@@ -457,7 +457,9 @@ def write_mnist(folder: Path, n: int) -> None:
         (folder / f"{part}-labels-idx1-ubyte.gz").write_bytes(packed)
 
 
-@pytest.mark.parametrize("data", ["mnist", "fashion-mnist", "cifar10"])
+@pytest.mark.parametrize(
+    "data", ["mnist", "fashion-mnist", pytest.param("cifar10", marks=pytest.mark.slow)]
+)
 def test_data_from_files(tmp_path: Path, data: str) -> None:
     write = write_cifar10 if data == "cifar10" else write_mnist
     write(tmp_path / data, 10)
@@ -546,6 +548,7 @@ def test_missing_data_are_explained(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_sinkhorn_says_that_it_did_not_converge(tmp_path: Path) -> None:
     out = tmp_path / "run"
     args = ["--method", "soft-topk-sinkhorn", "--preset", "paper", "--subset", "200"]

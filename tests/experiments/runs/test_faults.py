@@ -9,14 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from paths import first
 
 ROOT = Path(__file__).resolve().parents[3]
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="the script forks")
 
 
-@pytest.mark.parametrize("training", first("knn", "translate"))
+@pytest.mark.slow
+@pytest.mark.parametrize("training", ["knn", "translate"])
 def test_every_fault_once(tmp_path: Path, training: str) -> None:
     script = str(ROOT / "benchmarks" / "faults.py")
     run = subprocess.run(
