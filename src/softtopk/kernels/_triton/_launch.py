@@ -34,6 +34,7 @@ class Triton:
         k: float | Tensor,
         tau: float | Tensor,
         largest: bool,
+        offsets: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The quantity of the rows ``x`` (..., n), in their dtype: (..., n), thresholds (..., 1).
         And what `pull_back` needs of every row: first the pivots, then the offsets of the
@@ -69,6 +70,7 @@ class Triton:
         state: Tensor,
         grad: Tensor,
         in_tau: bool,
+        offsets: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """The derivatives in the scores (..., n) and, if asked for, in the tau of every row
         (..., 1), times ``grad`` of the shape of the quantity."""
