@@ -29,7 +29,7 @@ def launch(
 ) -> Tensor:
     """The quantity of the rows, in the dtype of the scores as they were given.
 
-    With ``offsets`` the rows are ragged, see `_ragged`.
+    With ``offsets`` the rows are ragged: where they begin in the memory of the scores.
     """
     arguments = rows.given, rows.mask, k, rows.tau, rows.largest
     return _Launch.apply(*arguments, quantity, plain, offsets)

@@ -102,4 +102,3 @@ def _mask(mask: Any, scores: Any) -> Any:
     if not same or mask._ragged_idx != scores._ragged_idx:
         raise ValueError("mask must have rows of the same lengths as the scores")
     return _values(mask)
-

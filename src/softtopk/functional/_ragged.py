@@ -47,6 +47,7 @@ from ._rows import (
     algebra_dtype,
     canonical,
     compute_dtype,
+    flat_offsets,
     measured,
     normalized,
     places_of,
@@ -177,7 +178,7 @@ def _find_pivots(x: Tensor, k: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]
     infinite = x == math.inf
     segments = Segments(offsets, x.shape[-1])
     if accelerator is not None:
-        _, state = accelerator.solve("threshold", x, None, k, 1.0, True, offsets)
+        _, state = accelerator.solve("threshold", x, None, k, 1.0, True, flat_offsets(offsets, x))
         pivot = state[0].view(shape)
     else:
         pivot = _pivots_by_sorting(x, k, segments)
@@ -224,7 +225,7 @@ def _solve_offset(d: Tensor, k: Tensor, offsets: Tensor) -> Tensor:
             d.contiguous(), None, _flat(k, d, offsets), 1.0, True, offset=offset, offsets=ends
         )
     elif accelerator is not None:
-        _, state = accelerator.solve("threshold", d, None, k, 1.0, True, offsets)
+        _, state = accelerator.solve("threshold", d, None, k, 1.0, True, flat_offsets(offsets, d))
         offset = state[1].view(k.shape)
     else:
         return solve_offset(d.unsqueeze(-1), k, Segments(offsets, d.shape[-1]))[0]
@@ -396,16 +397,6 @@ def _weigh(x: Tensor, log_a: Tensor, segments: Segments) -> Tensor:
 # By the native library.
 
 
-def flat_offsets(offsets: Tensor, x: Tensor) -> Tensor:
-    """The offsets in the memory of ``x`` (..., total), all of its rows one after the other."""
-    batch, total = math.prod(x.shape[:-1]), x.shape[-1]
-    if batch == 1:
-        return offsets.contiguous()
-    starts = total * torch.arange(batch, device=x.device)
-    flat = (starts.unsqueeze(-1) + offsets[:-1]).flatten()
-    return torch.cat([flat, starts.new_full((1,), batch * total)])
-
-
 def _flat(value: Count | Strength, x: Tensor, offsets: Tensor) -> float | Tensor:
     """As the library reads it: a number, or one in float64 for every row."""
     if not isinstance(value, Tensor):
@@ -487,7 +478,7 @@ def _quantity(name: Any, ragged: Ragged) -> Tensor:
     plain = partial(_PLAIN[name], offsets=offsets)
     path = path_of(rows.given, rows.tau, fixed=(rows.mask, k, offsets))
     if path == "triton":
-        return launch(name, rows, k, plain, offsets)
+        return launch(name, rows, k, plain, flat_offsets(offsets, rows.given))
     arguments = rows.scores, rows.mask, k, rows.tau, rows.largest
     if path == "native" and name in _NATIVE:
         return _Native.apply(*arguments, name, plain, offsets)

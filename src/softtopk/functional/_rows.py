@@ -372,6 +372,16 @@ def per_row(value: Count | Strength, x: Tensor) -> float | Tensor:
     return value.to(torch.float64).expand(*x.shape[:-1], 1).contiguous()
 
 
+def flat_offsets(offsets: Tensor, x: Tensor) -> Tensor:
+    """The offsets in the memory of ``x`` (..., total), all of its rows one after the other."""
+    batch, total = math.prod(x.shape[:-1]), x.shape[-1]
+    if batch == 1:
+        return offsets.contiguous()
+    starts = total * torch.arange(batch, device=x.device)
+    flat = (starts.unsqueeze(-1) + offsets[:-1]).flatten()
+    return torch.cat([flat, starts.new_full((1,), batch * total)])
+
+
 def column(value: Strength, x: Tensor) -> Tensor:
     """As a custom operator takes it: a tensor (..., 1)."""
     if not isinstance(value, Tensor):
