@@ -62,6 +62,7 @@ from .._dispatch import (
 from ._autograd import batch_first, opaque
 from ._launch import launch
 from ._mesh import takes_dtensors
+from ._nested import is_nested
 from ._rows import (
     Normalize,
     Rows,
@@ -274,6 +275,12 @@ def _odds(exponent: Tensor) -> Tensor:
 def capped_exp(value: Tensor) -> Tensor:
     """exp, but at most 1 / precision."""
     return torch.exp(value.clamp(max=-math.log(torch.finfo(value.dtype).eps)))
+
+
+def reciprocal_of(sums: Tensor, offset: Tensor, best: Tensor) -> Tensor:
+    """`_reciprocal` (..., 1) from the sums of `slope_sums`."""
+    _, _, slope_rest, slope_top = sums.clamp(min=torch.finfo(sums.dtype).tiny).log().split(1, -1)
+    return capped_exp(-torch.logaddexp(best - offset + slope_rest, offset + slope_top))
 
 
 def _reciprocal(d: Tensor, offset: Tensor) -> Tensor:
@@ -570,6 +577,7 @@ def soft_topk(
     normalize: Normalize = None,
     hard: bool = False,
     solver: Solver = "exact",
+    offsets: Tensor | None = None,
 ) -> Tensor:
     r"""SOFT top-k: the soft indicator of the k largest elements.
 
@@ -607,6 +615,11 @@ def soft_topk(
         hard: Return the exact selection, as ``torch.topk`` does, with the gradient of the soft one
             (straight-through). Of equal scores the first are selected. A fractional k is rounded.
         solver: ``"exact"``, or ``"sinkhorn"`` or a `Sinkhorn` for the paper's algorithm.
+        offsets: For rows of different lengths, joined along the last dimension of scores
+            (..., total): int64 or int32 of shape (rows + 1,), where row i goes from ``offsets[i]``
+            to ``offsets[i + 1]``. k and eps broadcast to (..., rows), and a k above the length of
+            a row selects all of it. A jagged nested tensor as scores does the same, and has a
+            nested result. Nothing is padded, but for Sinkhorn's algorithm.
 
     Returns:
         A, of the shape and dtype of scores, in [0, 1], with sum k along ``dim``. Differentiable in
@@ -626,6 +639,21 @@ def soft_topk(
         Xie et al., Differentiable Top-k Operator with Optimal Transport, NeurIPS 2020.
     """
     check_flag("hard", hard)
+    if offsets is not None or is_nested(scores):
+        from . import _ragged
+
+        return _ragged.soft_topk(
+            scores,
+            k,
+            offsets,
+            eps=eps,
+            dim=dim,
+            largest=largest,
+            mask=mask,
+            normalize=normalize,
+            hard=hard,
+            solver=solver,
+        )
     sinkhorn = sinkhorn_of(solver)
     rows, k = unsorted_rows(
         scores, k, eps=eps, dim=dim, largest=largest, mask=mask, normalize=normalize
@@ -652,6 +680,7 @@ def log_soft_topk(
     mask: Tensor | None = None,
     normalize: Normalize = None,
     solver: Solver = "exact",
+    offsets: Tensor | None = None,
 ) -> Tensor:
     """Logarithm of `soft_topk`, exact also where the latter underflows to 0 or rounds to 1.
 
@@ -661,6 +690,20 @@ def log_soft_topk(
     >>> log_soft_topk(torch.tensor([0.0, 1.0, 2.0]), 1, eps=1 / 128)
     tensor([-384., -128.,   -0.])
     """
+    if offsets is not None or is_nested(scores):
+        from . import _ragged
+
+        return _ragged.log_soft_topk(
+            scores,
+            k,
+            offsets,
+            eps=eps,
+            dim=dim,
+            largest=largest,
+            mask=mask,
+            normalize=normalize,
+            solver=solver,
+        )
     rows, k = unsorted_rows(
         scores, k, eps=eps, dim=dim, largest=largest, mask=mask, normalize=normalize
     )
@@ -678,6 +721,7 @@ def topk_threshold(
     mask: Tensor | None = None,
     normalize: Normalize = None,
     solver: Solver = "exact",
+    offsets: Tensor | None = None,
 ) -> Tensor:
     """The soft threshold between the k largest elements and the rest.
 
@@ -693,6 +737,20 @@ def topk_threshold(
     >>> topk_threshold(scores, 2, eps=0.01)
     tensor(1.6500)
     """
+    if offsets is not None or is_nested(scores):
+        from . import _ragged
+
+        return _ragged.topk_threshold(
+            scores,
+            k,
+            offsets,
+            eps=eps,
+            dim=dim,
+            largest=largest,
+            mask=mask,
+            normalize=normalize,
+            solver=solver,
+        )
     rows, k = unsorted_rows(
         scores, k, eps=eps, dim=dim, largest=largest, mask=mask, normalize=normalize
     )
