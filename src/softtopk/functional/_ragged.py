@@ -145,9 +145,7 @@ def ragged_of(
     check_choice("normalize", normalize, (None, "row", "batch"))
     mask = None if mask is None else mask.expand(scores.shape)
     tau = temperature(eps, 1.0, compute_dtype(scores.dtype))
-    rows = Rows(
-        scores, mask, tau, 1.0, eps, (dim,), scores.shape[-1:], scores.dtype, largest
-    )
+    rows = Rows(scores, mask, tau, 1.0, eps, (dim,), scores.shape[-1:], scores.dtype, largest)
     if normalize is not None:
         segments = Segments(offsets, scores.shape[-1])
         x = canonical(rows.scores.detach(), mask, largest=True).unsqueeze(-1)

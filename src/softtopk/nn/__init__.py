@@ -3,6 +3,7 @@
 from ._attention import soft_topk_attention
 from ._modules import SoftTopK, SortedSoftTopK
 from ._multihead import SoftTopKAttention
+from ._pooling import TopKPool
 from ._pruning import TopKPruning, finish_pruning_, topk_prune_
 from ._temperature import WidthSchedule
 
@@ -10,6 +11,7 @@ __all__ = [
     "SoftTopK",
     "SoftTopKAttention",
     "SortedSoftTopK",
+    "TopKPool",
     "TopKPruning",
     "WidthSchedule",
     "finish_pruning_",
