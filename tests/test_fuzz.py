@@ -22,7 +22,7 @@ from tiny_decoder import Tiny
 from torch import Tensor
 
 import softtopk
-from softtopk import kernels, knn, nn, relaxations, seq2seq
+from softtopk import compat, kernels, knn, nn, relaxations, seq2seq
 from softtopk.knn._distances import METRICS
 
 # There are many functions: some hundred cases in `make test`, some thousand in `make test-all`.
@@ -260,6 +260,15 @@ def check_log(case: Case, log_a: Tensor) -> None:
     check_indicator(case, log_a.exp())
 
 
+def check_filled(case: Case, a: Tensor) -> None:
+    """Of the listing, in which -inf is a score; NaN and +inf are not foreseen there."""
+    check_kind(case, a)
+    scores = case.arguments["scores"]
+    if not a.is_meta and scores.numel() and (scores < INF).all():
+        assert ((a >= 0) & (a <= 1)).all()
+        assert (a.detach().double().sum(-1) - case.arguments["k"]).abs().le(tolerance(case)).all()
+
+
 def check_relaxation(case: Case, a: Tensor) -> None:
     """Not all of them are bounded by one, and +inf is refused like NaN."""
     check_kind(case, a)
@@ -379,6 +388,12 @@ OPERATORS = {
     "soft_sort": (softtopk.soft_sort, {"whole": True}, check_sorted),
     "soft_rank": (softtopk.soft_rank, {"whole": True}, check_soft_ranks),
     "soft_quantile": (softtopk.soft_quantile, {}, check_quantile),
+    "SmallestTopK_custom": (
+        lambda scores, k: compat.SmallestTopK_custom(k)(scores),
+        {"whole": True, "last": True},
+        check_filled,
+    ),
+    "TopK.apply": (lambda scores, k: compat.TopK.apply(scores, k), {"last": True}, check_indicator),
     "eps_for": (softtopk.eps_for, {}, check_eps_for),
     "sharpness": (softtopk.sharpness, {}, check_sharpness),
     "SoftTopK": (as_module(nn.SoftTopK), {}, check_indicator),
