@@ -139,6 +139,7 @@ def test_infinite_scores_keep_their_place():
     assert_close(soft_rank(x, descending=True, **cold), torch.tensor([5, 1.5, 0, 3, 1.5, 4]))
     quantiles = soft_quantile(x, torch.linspace(0, 1, 6), **cold)
     assert_close(quantiles, torch.tensor([-INF, 1, 2, 3, INF, INF]))
+    assert soft_sort(torch.tensor([INF, -INF]), descending=True).tolist() == [INF, 0]
     assert soft_sort(torch.tensor([1.0, NAN, -INF])).isnan().all()
 
 

@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from .._checks import Strength, check_flag, check_integer_k, check_share
+from .._checks import Strength, check_flag, check_integer_k, check_scores, check_share
 from .._dispatch import is_readable
 from ._rows import Rows, algebra_dtype, extremes_of, rows_of
 from ._sorted import sorted_soft_topk
@@ -60,6 +60,7 @@ def soft_sort(
     >>> soft_sort(scores, 2, eps=0.1, descending=True)  # torch.topk(scores, 2).values, softly
     tensor([2.2928, 1.9039])
     """
+    check_scores(scores, dim)  # the values in order have one dimension
     rows, plan = _ranking(scores, k, eps, dim, descending, mask)
     x = rows.canonical().scores
     # Measured from the middle of the row, so that the rounding of A is not multiplied by an offset
