@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from .._checks import Strength, check_flag, check_integer_k, check_scores, check_share
+from .._checks import Dims, Strength, check_flag, check_integer_k, check_scores, check_share
 from .._dispatch import is_readable
 from ._rows import Rows, algebra_dtype, extremes_of, rows_of
 from ._sorted import sorted_soft_topk
@@ -80,7 +80,7 @@ def soft_rank(
     k: int | None = None,
     *,
     eps: Strength = 0.1,
-    dim: int = -1,
+    dim: Dims = -1,
     descending: bool = False,
     mask: Tensor | None = None,
 ) -> Tensor:
@@ -122,7 +122,7 @@ def _ranking(
     scores: Tensor,
     k: int | None,
     eps: Strength,
-    dim: int,
+    dim: Dims,
     descending: bool,
     mask: Tensor | None,
 ) -> tuple[Rows, Tensor]:
@@ -141,7 +141,7 @@ def soft_quantile(
     q: float | Tensor,
     *,
     eps: Strength = 0.1,
-    dim: int = -1,
+    dim: Dims = -1,
     mask: Tensor | None = None,
 ) -> Tensor:
     r"""Soft quantiles, in O(n).
