@@ -22,7 +22,7 @@ from tiny_decoder import Tiny
 from torch import Tensor
 
 import softtopk
-from softtopk import kernels, knn, nn, relaxations, seq2seq
+from softtopk import compat, kernels, knn, nn, relaxations, seq2seq
 from softtopk.knn._distances import METRICS
 
 # There are many functions: some hundred cases in `make test`, some thousand in `make test-all`.
@@ -175,6 +175,8 @@ def selections(draw, function, whole=False, number=False, last=False):
         .flatmap(lambda size: flags(size, 0.6) | flags(size, 0.0))
         .map(lambda mask: mask.to(device)),
         "largest": st.booleans(),
+        "descending": st.booleans(),
+        "q": st.floats(0, 1) | st.sampled_from((torch.tensor(0.3), torch.tensor([0.0, 0.5, 1.0]))),
         "normalize": st.sampled_from((None, "row", "batch")),
         "hard": st.booleans(),
         "width": st.floats(0.1, n),
@@ -191,6 +193,8 @@ def selections(draw, function, whole=False, number=False, last=False):
         "dim": st.sampled_from([len(shape), -len(shape) - 1, 0.0, None, "0", True]),
         "mask": wrong_mask(shape),
         "largest": st.sampled_from([1, None, "yes"]),
+        "descending": st.sampled_from([1, None, "yes"]),
+        "q": st.sampled_from([-0.1, 2, NAN, "1", None, True, torch.ones(2, 2), torch.tensor(2.0)]),
         "normalize": st.sampled_from(["column", 1, True]),
         "hard": st.sampled_from([1, None, "yes"]),
         "width": st.sampled_from([0, -1.0, NAN, INF, n + 1, "2", None, True]),
@@ -209,7 +213,7 @@ def places(case: Case) -> tuple[Tensor, Tensor, Tensor]:
     with the dimension at the end as one element."""
     scores, k, dim = case.arguments["scores"], case.arguments["k"], case.arguments.get("dim", -1)
     x = scores.detach().double()
-    if not case.arguments.get("largest", True):
+    if not case.arguments.get("largest", case.arguments.get("descending", True)):
         x = -x
     mask = case.arguments.get("mask")
     if mask is not None:
@@ -256,6 +260,15 @@ def check_log(case: Case, log_a: Tensor) -> None:
     check_indicator(case, log_a.exp())
 
 
+def check_filled(case: Case, a: Tensor) -> None:
+    """Of the listing, in which -inf is a score; NaN and +inf are not foreseen there."""
+    check_kind(case, a)
+    scores = case.arguments["scores"]
+    if not a.is_meta and scores.numel() and (scores < INF).all():
+        assert ((a >= 0) & (a <= 1)).all()
+        assert (a.detach().double().sum(-1) - case.arguments["k"]).abs().le(tolerance(case)).all()
+
+
 def check_relaxation(case: Case, a: Tensor) -> None:
     """Not all of them are bounded by one, and +inf is refused like NaN."""
     check_kind(case, a)
@@ -300,6 +313,46 @@ def check_threshold(case: Case, threshold: Tensor) -> None:
         assert not threshold[~places(case)[1]].isnan().any()
 
 
+def check_sorted(case: Case, values: Tensor) -> None:
+    """In order, and 0 in the ranks that are empty."""
+    scores, k, dim = (case.arguments[name] for name in ("scores", "k", "dim"))
+    descending = case.arguments["descending"]
+    shape = list(scores.shape)
+    shape[dim] = k
+    check_kind(case, values, tuple(shape))
+    if values.is_meta:
+        return
+    total, broken, _ = places(case)
+    values, total = at_the_end(case, values)[~broken], total[~broken]
+    filled = torch.arange(k) < total.unsqueeze(-1)
+    assert (values[~filled] == 0).all()
+    size = values[values.isfinite()].abs()
+    slack = tolerance(case) * (size.max() if size.numel() else 0.0)
+    steps = values.diff(dim=-1)[filled[..., 1:]].nan_to_num(0.0)  # from infinity to infinity
+    assert ((-steps if descending else steps) >= -slack - 1e-30).all()
+
+
+def check_soft_ranks(case: Case, ranks: Tensor) -> None:
+    check_kind(case, ranks)
+    if ranks.is_meta:
+        return
+    _, broken, _ = places(case)
+    ranks = at_the_end(case, ranks)[~broken]
+    slack = tolerance(case) * (case.arguments["k"] + 1)
+    assert ((ranks == 0) | (ranks >= 1 - slack)).all()
+    assert (ranks <= case.arguments["k"] + 1 + slack).all()
+
+
+def check_quantile(case: Case, quantile: Tensor) -> None:
+    scores, q = case.arguments["scores"], case.arguments["q"]
+    dim = case.arguments["dim"] % scores.ndim
+    several = q.shape if isinstance(q, Tensor) else ()
+    check_kind(case, quantile, (*several, *scores.shape[:dim], *scores.shape[dim + 1 :]))
+    if not quantile.is_meta:
+        broken = places(Case({**case.arguments, "k": 0}, None, False))[1]
+        assert not quantile[..., ~broken].isnan().any()
+
+
 def check_eps_for(case: Case, eps: Tensor | float) -> None:
     if isinstance(eps, float):
         assert 0 < eps < INF
@@ -332,6 +385,15 @@ OPERATORS = {
     "topk_threshold": (softtopk.topk_threshold, {}, check_threshold),
     "soft_topk_softmax": (softtopk.soft_topk_softmax, {}, check_softmax),
     "sorted_soft_topk": (softtopk.sorted_soft_topk, {"whole": True}, check_ranks),
+    "soft_sort": (softtopk.soft_sort, {"whole": True}, check_sorted),
+    "soft_rank": (softtopk.soft_rank, {"whole": True}, check_soft_ranks),
+    "soft_quantile": (softtopk.soft_quantile, {}, check_quantile),
+    "SmallestTopK_custom": (
+        lambda scores, k: compat.SmallestTopK_custom(k)(scores),
+        {"whole": True, "last": True},
+        check_filled,
+    ),
+    "TopK.apply": (lambda scores, k: compat.TopK.apply(scores, k), {"last": True}, check_indicator),
     "eps_for": (softtopk.eps_for, {}, check_eps_for),
     "sharpness": (softtopk.sharpness, {}, check_sharpness),
     "SoftTopK": (as_module(nn.SoftTopK), {}, check_indicator),

@@ -35,6 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "functional": {"kernels"} | HELPERS,
     "nn": {"functional", "kernels"} | HELPERS,
     "__init__": OPERATORS,
+    "compat": {"functional"} | HELPERS,
     "distributed": {"functional"} | HELPERS,
     "relaxations": OPERATORS | {"_random"},
     "knn": OPERATORS | {"_random", "_training", "_model_files", "relaxations"},

@@ -1,5 +1,6 @@
 """The operators: scores in, soft selection out."""
 
+from ._order import soft_quantile, soft_rank, soft_sort
 from ._rows import Normalize
 from ._sinkhorn import EntropicPlan, Sinkhorn, Solver, entropic_plan
 from ._softmax import soft_topk_softmax
@@ -19,6 +20,9 @@ __all__ = [
     "eps_for",
     "log_soft_topk",
     "sharpness",
+    "soft_quantile",
+    "soft_rank",
+    "soft_sort",
     "soft_topk",
     "soft_topk_softmax",
     "sorted_soft_topk",
