@@ -1,6 +1,7 @@
 """The operators: scores in, soft selection out."""
 
 from ._rows import Normalize
+from ._select import TopKIndices, select_topk
 from ._sinkhorn import EntropicPlan, Sinkhorn, Solver, entropic_plan
 from ._softmax import soft_topk_softmax
 from ._sorted import sorted_soft_topk
@@ -15,9 +16,11 @@ __all__ = [
     "Sharpness",
     "Sinkhorn",
     "Solver",
+    "TopKIndices",
     "entropic_plan",
     "eps_for",
     "log_soft_topk",
+    "select_topk",
     "sharpness",
     "soft_topk",
     "soft_topk_softmax",

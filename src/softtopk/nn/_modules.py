@@ -12,7 +12,7 @@ from .._checks import Count, Strength, check_choice, check_flag, check_integer_k
 from ..functional import Normalize, Solver, soft_topk, sorted_soft_topk
 from ..functional._sinkhorn import sinkhorn_of
 from ..functional._temperature import common_eps
-from ._temperature import Tempered
+from ._temperature import Tempered, brief
 
 
 class _TopK(Tempered):
@@ -93,13 +93,7 @@ class _TopK(Tempered):
     def extra_repr(self) -> str:
         temperature = "eps" if self.width is None else "width"
         names = ("k", temperature, "learn_eps", "hard_eval", "dim", "largest", "normalize", "hard")
-        return ", ".join(f"{name}={_brief(getattr(self, name))}" for name in (*names, "solver"))
-
-
-def _brief(value: object) -> str:
-    if isinstance(value, Tensor) and value.numel() != 1:
-        return f"tensor of shape {tuple(value.shape)}"
-    return f"{value.item():.6g}" if isinstance(value, Tensor) else repr(value)
+        return ", ".join(f"{name}={brief(getattr(self, name))}" for name in (*names, "solver"))
 
 
 class SoftTopK(_TopK):
