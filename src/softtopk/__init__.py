@@ -3,11 +3,13 @@
 from importlib.metadata import version as _version
 
 from .functional import (
+    BalancedTopK,
     ConvergenceWarning,
     EntropicPlan,
     Sharpness,
     Sinkhorn,
     TopKIndices,
+    balanced_soft_topk,
     entropic_plan,
     eps_for,
     log_soft_topk,
@@ -23,6 +25,7 @@ from .nn import SoftTopK, SortedSoftTopK, WidthSchedule
 __version__ = _version("softtopk")
 
 __all__ = [
+    "BalancedTopK",
     "ConvergenceWarning",
     "EntropicPlan",
     "Sharpness",
@@ -31,6 +34,7 @@ __all__ = [
     "SortedSoftTopK",
     "TopKIndices",
     "WidthSchedule",
+    "balanced_soft_topk",
     "entropic_plan",
     "eps_for",
     "log_soft_topk",

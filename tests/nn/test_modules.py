@@ -112,6 +112,7 @@ def test_wrong_options_fail_at_construction(make, kind, message):
 
 def test_public_names():
     assert set(softtopk.__all__) == {
+        "BalancedTopK",
         "ConvergenceWarning",
         "EntropicPlan",
         "Sharpness",
@@ -120,6 +121,7 @@ def test_public_names():
         "SortedSoftTopK",
         "TopKIndices",
         "WidthSchedule",
+        "balanced_soft_topk",
         "entropic_plan",
         "eps_for",
         "log_soft_topk",

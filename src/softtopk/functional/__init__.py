@@ -1,5 +1,6 @@
 """The operators: scores in, soft selection out."""
 
+from ._balanced import BalancedTopK, balanced_soft_topk
 from ._rows import Normalize
 from ._select import TopKIndices, select_topk
 from ._sinkhorn import EntropicPlan, Sinkhorn, Solver, entropic_plan
@@ -10,6 +11,7 @@ from ._unsorted import log_soft_topk, soft_topk, topk_threshold
 from ._warnings import ConvergenceWarning
 
 __all__ = [
+    "BalancedTopK",
     "ConvergenceWarning",
     "EntropicPlan",
     "Normalize",
@@ -17,6 +19,7 @@ __all__ = [
     "Sinkhorn",
     "Solver",
     "TopKIndices",
+    "balanced_soft_topk",
     "entropic_plan",
     "eps_for",
     "log_soft_topk",

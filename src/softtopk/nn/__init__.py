@@ -3,15 +3,18 @@
 from ._attention import soft_topk_attention
 from ._modules import SoftTopK, SortedSoftTopK
 from ._multihead import SoftTopKAttention
+from ._router import Routing, TopKRouter
 from ._temperature import WidthSchedule
 from ._tokens import SelectedTokens, TokenSelector
 
 __all__ = [
+    "Routing",
     "SelectedTokens",
     "SoftTopK",
     "SoftTopKAttention",
     "SortedSoftTopK",
     "TokenSelector",
+    "TopKRouter",
     "WidthSchedule",
     "soft_topk_attention",
 ]
