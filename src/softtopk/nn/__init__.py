@@ -3,6 +3,7 @@
 from ._attention import soft_topk_attention
 from ._modules import SoftTopK, SortedSoftTopK
 from ._multihead import SoftTopKAttention
+from ._pruning import TopKPruning, finish_pruning, topk_prune_
 from ._router import Routing, TopKRouter
 from ._temperature import WidthSchedule
 from ._tokens import SelectedTokens, TokenSelector
@@ -14,7 +15,10 @@ __all__ = [
     "SoftTopKAttention",
     "SortedSoftTopK",
     "TokenSelector",
+    "TopKPruning",
     "TopKRouter",
     "WidthSchedule",
+    "finish_pruning",
     "soft_topk_attention",
+    "topk_prune_",
 ]

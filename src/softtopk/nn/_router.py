@@ -152,7 +152,7 @@ class TopKRouter(Tempered):
         if self.choice == "expert":
             options["dim"] = -2
             # No expert gets a token twice.
-            places = torch.minimum(capacity, n) if isinstance(n, Tensor) else min(capacity, n)
+            places: Any = capacity.minimum(n) if isinstance(n, Tensor) else min(capacity, n)
             calibrate = width_to_eps(scores, places, self._size(scores), mask, -2)
         else:
             places = self.k
