@@ -65,7 +65,7 @@ def _jagged(scores: Tensor, dim: int) -> Any:
             "torch.nested.as_nested_tensor(list(scores.unbind()), layout=torch.jagged)"
         )
     ragged = scores._ragged_idx  # type: ignore[attr-defined]
-    if not isinstance(dim, int) or isinstance(dim, bool) or dim % scores.ndim != ragged:
+    if dim not in (ragged, ragged - scores.ndim) or isinstance(dim, bool):
         raise ValueError(
             f"dim must be the ragged dimension {ragged} of nested scores, got dim={dim!r}; "
             "along another one use scores.values()"
