@@ -127,9 +127,10 @@ def right_k(n, batch, whole, device):
     return numbers | per_row.map(lambda t: torch.full(t[0], t[1], device=device).to(t[2]))
 
 
-def wrong_k(n, batch, whole):
-    values = [-1, n + 1, -0.5, NAN, INF, "1", None, True, [1], torch.ones(*batch, 7)]
-    values += [torch.tensor(True), torch.tensor(1j), torch.tensor(n + 2.0), torch.tensor(NAN)]
+def wrong_k(n, batch, whole, bounded=True):
+    values = [-1, -0.5, NAN, INF, "1", None, True, [1], torch.ones(*batch, 7)]
+    values += [torch.tensor(True), torch.tensor(1j), torch.tensor(NAN), torch.tensor(INF)]
+    values += [n + 1, torch.tensor(n + 2.0)] if bounded else []
     return st.sampled_from(values + ([n / 2 + 0.25, torch.tensor(0)] if whole else []))
 
 
@@ -156,9 +157,9 @@ def wrong_mask(shape):
 
 
 @st.composite
-def selections(draw, function, whole=False, number=False, last=False):
+def selections(draw, function, whole=False, number=False, last=False, ragged=False):
     """Arguments of what selects k of n: `whole` says that k is an int, `number` that eps is no
-    tensor, `last` that there is no ``dim``."""
+    tensor, `last` that there is no ``dim``, `ragged` that rows may be shorter than k."""
     known = inspect.signature(function).parameters
     shape = draw(st.lists(st.integers(0, 6), min_size=1, max_size=4))
     dim = -1 if last else draw(st.integers(-len(shape), len(shape) - 1))
@@ -182,11 +183,12 @@ def selections(draw, function, whole=False, number=False, last=False):
     }
     wrong = {
         "scores": st.sampled_from(
-            [torch.tensor(1.0), [0.1], None, torch.zeros(shape).narrow(dim, 0, 0)]
+            [torch.tensor(1.0), [0.1], None]
+            + ([] if ragged else [torch.zeros(shape).narrow(dim, 0, 0)])
         )
         | st.just(torch.ones(shape).to_sparse())
         | st.sampled_from(OTHERS).map(lambda dtype: torch.ones(shape).to(dtype)),
-        "k": wrong_k(n, batch, whole),
+        "k": wrong_k(n, batch, whole, bounded=not ragged),
         "eps": wrong_eps(batch, number),
         "dim": st.sampled_from([len(shape), -len(shape) - 1, 0.0, None, "0", True]),
         "mask": wrong_mask(shape),
@@ -196,6 +198,8 @@ def selections(draw, function, whole=False, number=False, last=False):
         "width": st.sampled_from([0, -1.0, NAN, INF, n + 1, "2", None, True]),
         "per_row": st.sampled_from([1, None]),
         "solver": st.sampled_from(["fast", None, 3]),
+        "offsets": st.sampled_from([[0, n], "no", torch.tensor([0.0, n]), torch.tensor(0)])
+        | st.sampled_from([torch.tensor([0, n + 1]), torch.tensor([0, n, n - 1, n])]),
     }
     right = {name: values for name, values in right.items() if name in known}
     return draw(cases(right, {name: values for name, values in wrong.items() if name in known}))
@@ -294,7 +298,7 @@ def check_softmax(case: Case, w: Tensor) -> None:
 
 def check_threshold(case: Case, threshold: Tensor) -> None:
     scores = case.arguments["scores"]
-    dim = case.arguments["dim"] % scores.ndim
+    dim = case.arguments.get("dim", -1) % scores.ndim
     check_kind(case, threshold, scores.shape[:dim] + scores.shape[dim + 1 :])
     if not threshold.is_meta:
         assert not threshold[~places(case)[1]].isnan().any()
@@ -325,13 +329,42 @@ def as_module(module: type) -> Callable[..., Tensor]:
     return call
 
 
+def joined(operator: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The operator of rows that are joined and cut apart by offsets."""
+
+    def flat(value: Any, shape: torch.Size) -> Any:
+        try:
+            return value.expand(shape).flatten()
+        except (AttributeError, RuntimeError):  # a number, or a wrong argument
+            return value
+
+    def call(scores, k, *, eps=0.1, mask=None, **options):
+        if not isinstance(scores, Tensor) or scores.layout is not torch.strided or not scores.ndim:
+            return operator(scores, k, offsets=torch.tensor([0, 1]))
+        shape, n = scores.shape, scores.shape[-1]
+        offsets = torch.arange(0, scores.numel() + 1, n, device=scores.device)
+        options |= {"eps": flat(eps, shape[:-1]), "mask": flat(mask, shape)}
+        result = operator(scores.flatten(), flat(k, shape[:-1]), offsets=offsets, **options)
+        return result.view(shape[:-1] if operator is softtopk.topk_threshold else shape)
+
+    taken = inspect.signature(operator).parameters.values()
+    left_out = ("dim", "solver", "offsets")
+    call.__signature__ = inspect.Signature([each for each in taken if each.name not in left_out])
+    return call
+
+
 # A function, the peculiarities of its arguments, and what its result promises.
+RAGGED = {"last": True, "ragged": True}
 OPERATORS = {
     "soft_topk": (softtopk.soft_topk, {}, check_indicator),
     "log_soft_topk": (softtopk.log_soft_topk, {}, check_log),
     "topk_threshold": (softtopk.topk_threshold, {}, check_threshold),
     "soft_topk_softmax": (softtopk.soft_topk_softmax, {}, check_softmax),
     "sorted_soft_topk": (softtopk.sorted_soft_topk, {"whole": True}, check_ranks),
+    "joined soft_topk": (joined(softtopk.soft_topk), RAGGED, check_indicator),
+    "joined log_soft_topk": (joined(softtopk.log_soft_topk), RAGGED, check_log),
+    "joined topk_threshold": (joined(softtopk.topk_threshold), RAGGED, check_threshold),
+    "joined soft_topk_softmax": (joined(softtopk.soft_topk_softmax), RAGGED, check_softmax),
     "eps_for": (softtopk.eps_for, {}, check_eps_for),
     "sharpness": (softtopk.sharpness, {}, check_sharpness),
     "SoftTopK": (as_module(nn.SoftTopK), {}, check_indicator),

@@ -26,8 +26,9 @@ def check_scores(scores: Tensor, dim: int, *, may_be_empty: bool = False) -> int
     """Check ``scores`` and return ``dim`` counted from the front."""
     if not isinstance(scores, Tensor):
         raise TypeError(f"scores must be a torch.Tensor, got {type(scores).__name__}")
-    if scores.layout is not torch.strided:
-        raise TypeError(f"scores must be dense, got {scores.layout}; use scores.to_dense()")
+    if scores.layout is not torch.strided or scores.is_nested:
+        remedy = "scores.to_padded_tensor() and a mask" if scores.is_nested else "scores.to_dense()"
+        raise TypeError(f"scores must be dense, got {scores.layout}; use {remedy}")
     if not scores.is_floating_point():
         remedy = "take a real part or a modulus" if scores.is_complex() else "use scores.float()"
         raise TypeError(f"scores must be of a floating dtype, got {scores.dtype}; {remedy}")
@@ -57,17 +58,22 @@ def check_k(k: Count, n: float, batch: torch.Size) -> Count:
         check_broadcast("k", k.shape, batch)
         # Narrow types cannot hold n, or k minus a count.
         k = k.to(torch.promote_types(k.dtype, torch.float32)) if k.is_floating_point() else k.long()
-        if is_readable(k) and not bool(((k >= 0) & (k <= n)).all()):
+        if is_readable(k) and not bool(((k >= 0) & (k <= n) & (k < math.inf)).all()):
             raise ValueError(
-                f"k must be between 0 and n={n} in every row, "
+                f"k must be {_range_of(n)} in every row, "
                 f"got values from {k.min().item()} to {k.max().item()}"
             )
         return k.unsqueeze(-1)
     if isinstance(k, bool) or not isinstance(k, Real):
         raise TypeError(f"k must be an int, a float or a tensor, got {k!r}")
-    if not 0 <= k <= n:
-        raise ValueError(f"k must be between 0 and n={n}, the size along dim, got k={k}")
+    if not (0 <= k <= n and k < math.inf):
+        size = ", the size along dim" if n < math.inf else ""
+        raise ValueError(f"k must be {_range_of(n)}{size}, got k={k}")
     return int(k) if isinstance(k, Integral) else float(k)
+
+
+def _range_of(n: float) -> str:
+    return f"between 0 and n={n}" if n < math.inf else "finite and not negative"
 
 
 def check_integer_k(k: int, n: float, what: str = "the sorted operator") -> int:
@@ -111,6 +117,33 @@ def check_mask(mask: Tensor | None, scores: Tensor) -> None:
             f"mask must be boolean (True takes part), got {mask.dtype}; convert with mask.bool()"
         )
     check_broadcast("mask", mask.shape, scores.shape, what="the shape of scores")
+
+
+def check_offsets(offsets: Tensor, scores: Tensor) -> Tensor:
+    """Check the ends of the rows that ``scores`` (..., total) are joined of; int64 comes back."""
+    if not isinstance(offsets, Tensor):
+        raise TypeError(f"offsets must be a torch.Tensor, got {type(offsets).__name__}")
+    if offsets.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"offsets must be int64 or int32, got {offsets.dtype}")
+    if offsets.ndim != 1 or offsets.shape[0] == 0:
+        raise ValueError(
+            f"offsets must have the shape (rows + 1,), got {tuple(offsets.shape)}; for rows of "
+            "these lengths use torch.nn.functional.pad(lengths.cumsum(0), (1, 0))"
+        )
+    if offsets.device != scores.device:
+        raise ValueError(
+            f"offsets must be on the device of the scores, {scores.device}, got {offsets.device}"
+        )
+    if is_readable(offsets):
+        ends = int(offsets[0]), int(offsets[-1])
+        if ends != (0, scores.shape[-1]):
+            raise ValueError(
+                f"offsets must begin with 0 and end with {scores.shape[-1]}, the size of the last "
+                f"dimension of scores, got {ends[0]} and {ends[1]}"
+            )
+        if bool((offsets.diff() < 0).any()):
+            raise ValueError("offsets must not decrease, got a row of negative length")
+    return offsets.long()
 
 
 def check_choice(name: str, value: Any, choices: Sequence[Any]) -> None:

@@ -24,13 +24,20 @@ if TYPE_CHECKING:
 Plain = Callable[[Tensor, Tensor | None, Count, Strength, bool], Tensor]
 
 
-def launch(quantity: Quantity, rows: Rows, k: Count, plain: Plain) -> Tensor:
-    """The quantity of the rows, in the dtype of the scores as they were given."""
-    return _Launch.apply(rows.given, rows.mask, k, rows.tau, rows.largest, quantity, plain)
+def launch(
+    quantity: Quantity, rows: Rows, k: Count, plain: Plain, offsets: Tensor | None = None
+) -> Tensor:
+    """The quantity of the rows, in the dtype of the scores as they were given.
+
+    With ``offsets`` the rows are ragged: where they begin in the memory of the scores.
+    """
+    arguments = rows.given, rows.mask, k, rows.tau, rows.largest
+    return _Launch.apply(*arguments, quantity, plain, offsets)
 
 
 class _Launch(torch.autograd.Function):
-    """x (..., n), mask, k, tau, largest -> the quantity (..., n), or thresholds (..., 1)."""
+    """x (..., n), mask, k, tau, largest -> the quantity (..., n), or thresholds (..., 1). Of ragged
+    rows: as k and tau are, (..., rows, 1)."""
 
     @staticmethod
     def forward(
@@ -42,35 +49,39 @@ class _Launch(torch.autograd.Function):
         largest: bool,
         quantity: Quantity,
         plain: Plain,
+        offsets: Tensor | None,
     ) -> Tensor:
         kernels = triton_for(x)
         assert kernels is not None
-        result, state = kernels.solve(quantity, x, mask, k, tau, largest)
+        result, state = kernels.solve(quantity, x, mask, k, tau, largest, offsets)
         tensors = (value if isinstance(value, Tensor) else None for value in (k, tau))
-        ctx.save_for_backward(x, mask, state, *tensors)
+        ctx.save_for_backward(x, mask, state, offsets, *tensors)
         ctx.numbers = tuple(None if isinstance(value, Tensor) else value for value in (k, tau))
         ctx.largest, ctx.quantity, ctx.plain = largest, quantity, plain
         return result
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, mask, state, *tensors = ctx.saved_tensors
+        x, mask, state, offsets, *tensors = ctx.saved_tensors
         k, tau = (a if b is None else b for a, b in zip(ctx.numbers, tensors, strict=True))
         in_tau = ctx.needs_input_grad[3]
         arguments = (x, mask, k, tau, ctx.largest)
         kernels = None if torch.is_grad_enabled() else triton_for(x, grad)
         if kernels is None:
-            grad_x, grad_tau = _by_plain(ctx.plain, arguments, grad, in_tau)
+            grad_x, grad_tau = by_plain(ctx.plain, arguments, grad, in_tau)
         else:
-            grad_x, grad_tau = kernels.pull_back(ctx.quantity, *arguments, state, grad, in_tau)
+            grad_x, grad_tau = kernels.pull_back(
+                ctx.quantity, *arguments, state, grad, in_tau, offsets
+            )
         if grad_tau is not None:
             grad_tau = grad_tau.sum_to_size(tau.shape).to(tau.dtype)
-        return grad_x, None, None, grad_tau, None, None, None
+        return grad_x, None, None, grad_tau, None, None, None, None
 
 
-def _by_plain(
+def by_plain(
     plain: Plain, arguments: tuple[Any, ...], grad: Tensor, in_tau: bool
 ) -> tuple[Tensor, Tensor | None]:
+    """The derivatives in the scores and in tau, by plain operations."""
     x, mask, k, tau, largest = arguments
     again = torch.is_grad_enabled()
     with torch.enable_grad():

@@ -201,7 +201,7 @@ def places_of(k: Count, x: Tensor) -> Tensor:
     return torch.full((1,), k, dtype=dtype, device=x.device)
 
 
-def _whole(k: Tensor, rounded: Callable[[Tensor], Tensor]) -> Tensor:
+def whole_number(k: Tensor, rounded: Callable[[Tensor], Tensor]) -> Tensor:
     """ONNX cannot round an integer."""
     return rounded(k) if k.is_floating_point() else k
 
@@ -210,7 +210,7 @@ def pivot_of(x: Tensor, k: Count) -> Tensor:
     """The ceil(k)-th largest element of every row, (..., 1); k outside of (0, n) is clamped."""
     n = x.shape[-1]
     if isinstance(k, Tensor):
-        index = _whole(k, torch.ceil).long().clamp(1, n) - 1
+        index = whole_number(k, torch.ceil).long().clamp(1, n) - 1
         longest = int(index.max()) + 1 if is_readable(index) and index.numel() else n
         ordered = x.topk(longest, dim=-1).values
         return ordered.gather(-1, index.expand(*x.shape[:-1], 1))
@@ -275,7 +275,8 @@ def distances(x: Tensor, pivot: Tensor, places: Tensor, tau: Strength) -> tuple[
     if _nothing_decided(fixed, places, tau):
         row_tau = tau.unsqueeze(-1) if isinstance(tau, Tensor) else tau
         return (x.unsqueeze(-1) - pivot.unsqueeze(-2)) / row_tau, pivot
-    pivot = _settle(fixed, pivot, places)
+    taking_part = (fixed != -math.inf).sum(-1, keepdim=True)
+    pivot = settled(pivot, places, taking_part, fixed.isnan().any(-1, keepdim=True))
     crowded = places < (fixed == math.inf).sum(-1, keepdim=True)
     return measured(x, pivot, places, tau, crowded), pivot
 
@@ -314,13 +315,12 @@ def _nothing_far(x: Tensor, pivot: Tensor, tau: Strength) -> bool:
     return bool((high - low) <= lowest)
 
 
-def _settle(x: Tensor, pivot: Tensor, places: Tensor) -> Tensor:
+def settled(pivot: Tensor, places: Tensor, taking_part: Tensor, has_nan: Tensor) -> Tensor:
     """Pivots (..., m) moved to -inf where all elements that take part are selected, to +inf where
     none is, and to NaN where the row has a NaN."""
-    taking_part = (x != -math.inf).sum(-1, keepdim=True)
     pivot = torch.where(places >= taking_part, -math.inf, pivot)
     pivot = torch.where(places <= 0, math.inf, pivot)
-    return torch.where(x.isnan().any(-1, keepdim=True), math.nan, pivot)
+    return torch.where(has_nan, math.nan, pivot)
 
 
 def _outcome(
@@ -378,6 +378,16 @@ def per_row(value: Count | Strength, x: Tensor) -> float | Tensor:
     return value.to(torch.float64).expand(*x.shape[:-1], 1).contiguous()
 
 
+def flat_offsets(offsets: Tensor, x: Tensor) -> Tensor:
+    """The offsets in the memory of ``x`` (..., total), all of its rows one after the other."""
+    batch, total = math.prod(x.shape[:-1]), x.shape[-1]
+    if batch == 1:
+        return offsets.contiguous()
+    starts = total * torch.arange(batch, device=x.device)
+    flat = (starts.unsqueeze(-1) + offsets[:-1]).flatten()
+    return torch.cat([flat, starts.new_full((1,), batch * total)])
+
+
 def column(value: Strength, x: Tensor) -> Tensor:
     """As a custom operator takes it: a tensor (..., 1)."""
     if not isinstance(value, Tensor):
@@ -391,7 +401,8 @@ def hard_selection(x: Tensor, k: Count) -> Tensor:
     Elements that take no part are never selected. A row with a NaN is NaN.
     """
     x = x.detach()
-    chosen = chosen_of(x, _whole(k.detach(), torch.round) if isinstance(k, Tensor) else round(k))
+    k = whole_number(k.detach(), torch.round) if isinstance(k, Tensor) else round(k)
+    chosen = chosen_of(x, k)
     selected = (chosen & (x != -math.inf)).to(x.dtype)
     return selected.masked_fill(x.isnan().any(-1, keepdim=True), math.nan)
 

@@ -59,9 +59,9 @@ from ._sorted import sorted_soft_topk as sorted_whole
 from ._unsorted import (
     Leaks,
     Sides,
-    capped_exp,
     find_root,
     log_sigmoid,
+    reciprocal_of,
     sides_of,
     slope_sums,
     sum_and_square,
@@ -413,12 +413,7 @@ class _Offset(torch.autograd.Function):
         sums, pull = ctx.ranks.sum(torch.cat([sums, grad], -1)).split([4, 1], -1)
         grad_k = None
         if ctx.needs_input_grad[1]:
-            _, _, slope_rest, slope_top = sums.split(1, -1)
-            tiny = torch.finfo(sums.dtype).tiny
-            log_rest, log_top = slope_rest.clamp(min=tiny).log(), slope_top.clamp(min=tiny).log()
-            # log of the sum of s; see `slope_sums`
-            total = torch.logaddexp(sides.best - offset + log_rest, offset + log_top)
-            grad_k = (-grad * capped_exp(-total)).to(k.dtype)
+            grad_k = (-grad * reciprocal_of(sums, offset, sides.best)).to(k.dtype)
         if torch.is_grad_enabled():
             grad_d = pull * weights_of(slope, d < 0, sums, offset, k, sides.best)
         else:

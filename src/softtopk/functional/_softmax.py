@@ -22,6 +22,7 @@ from .._checks import Count, Strength, check_flag
 from .._dispatch import dense, library_for, may_differentiate, path_of
 from ._launch import launch
 from ._mesh import takes_dtensors
+from ._nested import is_nested
 from ._rows import (
     Normalize,
     Rows,
@@ -57,6 +58,7 @@ def soft_topk_softmax(
     normalize: Normalize = None,
     hard: bool = False,
     solver: Solver = "exact",
+    offsets: Tensor | None = None,
 ) -> Tensor:
     """Softmax that has most of its weight on the k largest elements: softmax(scores + log A).
 
@@ -81,6 +83,20 @@ def soft_topk_softmax(
     tensor([0.5430, 0.4010, 0.0340, 0.0220, 0.0000])
     """
     check_flag("hard", hard)
+    if offsets is not None or is_nested(scores):
+        from . import _ragged
+
+        return _ragged.soft_topk_softmax(
+            scores,
+            k,
+            offsets,
+            eps=eps,
+            dim=dim,
+            mask=mask,
+            normalize=normalize,
+            hard=hard,
+            solver=solver,
+        )
     by_sinkhorn = sinkhorn_of(solver) is not None
     rows, k = unsorted_rows(
         scores, k, eps=eps, dim=dim, largest=True, mask=mask, normalize=normalize

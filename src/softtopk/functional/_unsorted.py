@@ -52,6 +52,7 @@ from .._dispatch import (
 from ._autograd import batch_first, opaque
 from ._launch import launch
 from ._mesh import takes_dtensors
+from ._nested import is_nested
 from ._rows import (
     Normalize,
     Rows,
@@ -266,6 +267,12 @@ def capped_exp(value: Tensor) -> Tensor:
     return torch.exp(value.clamp(max=-math.log(torch.finfo(value.dtype).eps)))
 
 
+def reciprocal_of(sums: Tensor, offset: Tensor, best: Tensor) -> Tensor:
+    """`_reciprocal` (..., 1) from the sums of `slope_sums`."""
+    _, _, slope_rest, slope_top = sums.clamp(min=torch.finfo(sums.dtype).tiny).log().split(1, -1)
+    return capped_exp(-torch.logaddexp(best - offset + slope_rest, offset + slope_top))
+
+
 def _reciprocal(d: Tensor, offset: Tensor) -> Tensor:
     """1 / sum_j s_j, the derivative of the offset in -k.
 
@@ -406,7 +413,11 @@ def _solve(
     return a, library.threshold(x, mask, per_row(k, x), per_row(tau, x), largest, indicator=a)
 
 
-def slopes(a: Tensor) -> tuple[Tensor, Tensor]:
+def _sum_of_row(values: Tensor) -> Tensor:
+    return values.sum(-1, keepdim=True)
+
+
+def slopes(a: Tensor, total_of: Callable[[Tensor], Tensor] = _sum_of_row) -> tuple[Tensor, Tensor]:
     """s = A (1 - A), and each as a share of their sum, by which means are weighted.
 
     The shares are zero in rows where s has all but vanished: all of A is saturated there. The root
@@ -414,7 +425,7 @@ def slopes(a: Tensor) -> tuple[Tensor, Tensor]:
     """
     a = F.threshold(a, torch.finfo(a.dtype).tiny, 0.0)  # what is below takes a CPU ten times longer
     s = a * (1.0 - a)
-    total = s.sum(-1, keepdim=True)
+    total = total_of(s)
     alive = total > math.sqrt(torch.finfo(s.dtype).tiny)
     return s, s / torch.where(alive, total, math.inf)
 
@@ -560,6 +571,7 @@ def soft_topk(
     normalize: Normalize = None,
     hard: bool = False,
     solver: Solver = "exact",
+    offsets: Tensor | None = None,
 ) -> Tensor:
     r"""SOFT top-k: the soft indicator of the k largest elements.
 
@@ -596,6 +608,11 @@ def soft_topk(
         hard: Return the exact selection, as ``torch.topk`` does, with the gradient of the soft one
             (straight-through). Of equal scores the first are selected. A fractional k is rounded.
         solver: ``"exact"``, or ``"sinkhorn"`` or a `Sinkhorn` for the paper's algorithm.
+        offsets: For rows of different lengths, joined along the last dimension of scores
+            (..., total): int64 or int32 of shape (rows + 1,), where row i goes from ``offsets[i]``
+            to ``offsets[i + 1]``. k and eps broadcast to (..., rows), and a k above the length of
+            a row selects all of it. A jagged nested tensor as scores does the same, and has a
+            nested result. Nothing is padded, but for Sinkhorn's algorithm.
 
     Returns:
         A, of the shape and dtype of scores, in [0, 1], with sum k along ``dim``. Differentiable in
@@ -615,6 +632,21 @@ def soft_topk(
         Xie et al., Differentiable Top-k Operator with Optimal Transport, NeurIPS 2020.
     """
     check_flag("hard", hard)
+    if offsets is not None or is_nested(scores):
+        from . import _ragged
+
+        return _ragged.soft_topk(
+            scores,
+            k,
+            offsets,
+            eps=eps,
+            dim=dim,
+            largest=largest,
+            mask=mask,
+            normalize=normalize,
+            hard=hard,
+            solver=solver,
+        )
     sinkhorn = sinkhorn_of(solver)
     rows, k = unsorted_rows(
         scores, k, eps=eps, dim=dim, largest=largest, mask=mask, normalize=normalize
@@ -641,6 +673,7 @@ def log_soft_topk(
     mask: Tensor | None = None,
     normalize: Normalize = None,
     solver: Solver = "exact",
+    offsets: Tensor | None = None,
 ) -> Tensor:
     """Logarithm of `soft_topk`, exact also where the latter underflows to 0 or rounds to 1.
 
@@ -650,6 +683,20 @@ def log_soft_topk(
     >>> log_soft_topk(torch.tensor([0.0, 1.0, 2.0]), 1, eps=1 / 128)
     tensor([-384., -128.,   -0.])
     """
+    if offsets is not None or is_nested(scores):
+        from . import _ragged
+
+        return _ragged.log_soft_topk(
+            scores,
+            k,
+            offsets,
+            eps=eps,
+            dim=dim,
+            largest=largest,
+            mask=mask,
+            normalize=normalize,
+            solver=solver,
+        )
     rows, k = unsorted_rows(
         scores, k, eps=eps, dim=dim, largest=largest, mask=mask, normalize=normalize
     )
@@ -667,6 +714,7 @@ def topk_threshold(
     mask: Tensor | None = None,
     normalize: Normalize = None,
     solver: Solver = "exact",
+    offsets: Tensor | None = None,
 ) -> Tensor:
     """The soft threshold between the k largest elements and the rest.
 
@@ -682,6 +730,20 @@ def topk_threshold(
     >>> topk_threshold(scores, 2, eps=0.01)
     tensor(1.6500)
     """
+    if offsets is not None or is_nested(scores):
+        from . import _ragged
+
+        return _ragged.topk_threshold(
+            scores,
+            k,
+            offsets,
+            eps=eps,
+            dim=dim,
+            largest=largest,
+            mask=mask,
+            normalize=normalize,
+            solver=solver,
+        )
     rows, k = unsorted_rows(
         scores, k, eps=eps, dim=dim, largest=largest, mask=mask, normalize=normalize
     )

@@ -2,6 +2,9 @@
 
 Tensors are contiguous, on the CPU, float32 or float64, and not empty: the caller sees to that. The
 calls release the GIL and use as many threads as torch does.
+
+With ``offsets``, int64 (rows + 1), the rows of all elements are ragged: each is from one offset to
+the next, and there is one number of each kind per row.
 """
 
 from __future__ import annotations
@@ -15,11 +18,11 @@ from torch import Tensor
 
 #: The structs of csrc/kernels.hpp, as the module `struct` writes them: the library gets the bytes.
 #: ctypes would take several times as long for as many arguments.
-_SIZE = "qqq"  # rows, n, threads
+_SIZE = "qqqP"  # rows, n, threads, offsets
 _SCORES = f"{_SIZE} PPq"  # x, mask, largest
 _PER_ROW = "dP"  # one number for all rows, or an array
 _LAYOUTS = {
-    "threshold": f"{_SCORES} {_PER_ROW} {_PER_ROW} PP",  # k, tau, a, offset
+    "threshold": f"{_SCORES} {_PER_ROW} {_PER_ROW} PPP",  # k, tau, a, pivot, offset
     "threshold_gradient": f"{_SIZE} {_PER_ROW} PPP",  # tau, a, grad, grad_x
     "softmax": f"{_SCORES} {_PER_ROW} {_PER_ROW} PP",  # k, tau, a, w
     "hard_softmax": f"{_SCORES} q PP",  # k, w, index
@@ -56,26 +59,30 @@ class Native:
         largest: bool,
         *,
         indicator: Tensor | None = None,
+        pivot: Tensor | None = None,
         offset: Tensor | None = None,
+        offsets: Tensor | None = None,
     ) -> bool:
-        """Solve for the thresholds of the rows ``x`` (..., n), and write ``indicator`` (..., n) and
-        ``offset`` (..., 1) if they are given. An offset is the distance of a threshold from the
-        element of rank ceil(k), in units of tau.
+        """Solve for the thresholds of the rows ``x`` (..., n), and write ``indicator`` (..., n),
+        ``pivot`` and ``offset`` (..., 1) if they are given. A pivot is the element of rank ceil(k),
+        or at infinity where nothing is left to solve. An offset is the distance of a threshold from
+        it, in units of tau.
 
         ``k`` and ``tau`` are numbers, or float64 with one element per row. Returns whether infinite
         scores share places in some row: they have no derivative, though 0 < A < 1.
         """
-        outputs = _pointer(indicator), _pointer(offset)
-        status = self._call(
-            "threshold", x, *_scores(x, mask, largest), *_per_row(k), *_per_row(tau), *outputs
-        )
+        outputs = _pointer(indicator), _pointer(pivot), _pointer(offset)
+        scores = _scores(x, mask, largest, offsets)
+        status = self._call("threshold", x, *scores, *_per_row(k), *_per_row(tau), *outputs)
         return status == _SHARED
 
-    def threshold_gradient(self, a: Tensor, grad: Tensor, tau: float | Tensor) -> Tensor:
+    def threshold_gradient(
+        self, a: Tensor, grad: Tensor, tau: float | Tensor, offsets: Tensor | None = None
+    ) -> Tensor:
         """The derivative of the indicator ``a`` (..., n) in the scores, times ``grad`` (..., n)."""
         grad_x = torch.empty_like(a)
         arrays = _pointer(a), _pointer(grad), _pointer(grad_x)
-        self._call("threshold_gradient", a, *_size(a), *_per_row(tau), *arrays)
+        self._call("threshold_gradient", a, *_size(a, offsets), *_per_row(tau), *arrays)
         return grad_x
 
     def softmax(
@@ -86,6 +93,7 @@ class Native:
         tau: float | Tensor,
         *,
         indicator: Tensor | None = None,
+        offsets: Tensor | None = None,
     ) -> Tensor:
         """The softmax among the soft top k of the rows ``x`` (..., n).
 
@@ -93,7 +101,8 @@ class Native:
         """
         w = torch.empty_like(x)
         outputs = _pointer(indicator), _pointer(w)
-        self._call("softmax", x, *_scores(x, mask), *_per_row(k), *_per_row(tau), *outputs)
+        scores = _scores(x, mask, True, offsets)
+        self._call("softmax", x, *scores, *_per_row(k), *_per_row(tau), *outputs)
         return w
 
     def hard_softmax(self, x: Tensor, mask: Tensor | None, k: int) -> tuple[Tensor, Tensor]:
@@ -103,11 +112,18 @@ class Native:
         self._call("hard_softmax", x, *_scores(x, mask), k, _pointer(w), _pointer(index))
         return w, index
 
-    def softmax_gradient(self, w: Tensor, a: Tensor, grad: Tensor, tau: float | Tensor) -> Tensor:
+    def softmax_gradient(
+        self,
+        w: Tensor,
+        a: Tensor,
+        grad: Tensor,
+        tau: float | Tensor,
+        offsets: Tensor | None = None,
+    ) -> Tensor:
         """The derivative of the softmax ``w`` (..., n) with the indicator ``a``, times ``grad``."""
         grad_x = torch.empty_like(w)
         arrays = _pointer(w), _pointer(a), _pointer(grad), _pointer(grad_x)
-        self._call("softmax_gradient", w, *_size(w), *_per_row(tau), *arrays)
+        self._call("softmax_gradient", w, *_size(w, offsets), *_per_row(tau), *arrays)
         return grad_x
 
     def softmax_in_place(self, x: Tensor, k: float | Tensor, tau: float | Tensor) -> Tensor:
@@ -174,13 +190,18 @@ def _function(library: ctypes.CDLL, name: str, suffix: str) -> Callable[[bytes],
     return function
 
 
-def _size(x: Tensor) -> tuple[int, int, int]:
+def _size(x: Tensor, offsets: Tensor | None = None) -> tuple[int, int, int, int]:
+    threads = torch.get_num_threads()
+    if offsets is not None:
+        return offsets.numel() - 1, x.numel(), threads, _pointer(offsets)
     n = x.shape[-1]
-    return x.numel() // n, n, torch.get_num_threads()
+    return x.numel() // n, n, threads, 0
 
 
-def _scores(x: Tensor, mask: Tensor | None, largest: bool = True) -> tuple[int, ...]:
-    return *_size(x), _pointer(x), _pointer(mask), largest
+def _scores(
+    x: Tensor, mask: Tensor | None, largest: bool = True, offsets: Tensor | None = None
+) -> tuple[int, ...]:
+    return *_size(x, offsets), _pointer(x), _pointer(mask), largest
 
 
 def _per_row(value: float | Tensor) -> tuple[float, int]:

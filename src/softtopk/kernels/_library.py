@@ -20,7 +20,7 @@ from pathlib import Path
 from ._calls import Native
 
 VARIABLE = "SOFTTOPK_NATIVE"
-ABI_VERSION = 5
+ABI_VERSION = 6
 """What the library has to answer: the two are changed together, here and in csrc/api.cpp."""
 
 FOLDER = Path(__file__).parent

@@ -65,18 +65,20 @@ class _TopK(Tempered):
     def _check_k(self, k: Any) -> None:
         raise NotImplementedError
 
-    def _options(self, scores: Tensor, mask: Tensor | None) -> dict[str, Any]:
-        """The arguments of the operator besides the scores and k."""
+    def _options(self, scores: Tensor, mask: Tensor | None, **rows: Any) -> dict[str, Any]:
+        """The arguments of the operator besides the scores and k. ``rows`` says where they are."""
 
         def calibrate(width: float) -> Tensor:
+            ragged = scores.is_nested or rows.get("offsets") is not None
             return common_eps(
                 scores,
                 self.k,
-                width=min(width, scores.shape[self.dim]),
+                width=width if ragged else min(width, scores.shape[self.dim]),
                 dim=self.dim,
                 largest=self.largest,
                 mask=mask,
                 sorted=self._sorted,
+                **rows,
             )
 
         hard = self.hard or (self.hard_eval and not self.training)
@@ -88,6 +90,7 @@ class _TopK(Tempered):
             "normalize": self.normalize,
             "hard": hard,
             "solver": self.solver,
+            **rows,
         }
 
     def extra_repr(self) -> str:
@@ -112,7 +115,8 @@ class SoftTopK(_TopK):
 
     ``recalibrate()`` lets the next training batch decide again, and `WidthSchedule` anneals the
     width. In eval mode before any training batch, every call has the eps of its own scores. A batch
-    without a scale, such as scores that are all zero, decides nothing. With several processes,
+    without a scale, such as scores that are all zero, decides nothing. Ragged rows are given as to
+    `soft_topk`: ``select(scores, offsets=offsets)``, or nested scores. With several processes,
     calibrate before ``DistributedDataParallel`` takes the module, or give an eps.
 
     >>> select = SoftTopK(2, width=4)
@@ -127,8 +131,10 @@ class SoftTopK(_TopK):
     def _check_k(self, k: Any) -> None:
         check_k(k, math.inf, k.shape if isinstance(k, Tensor) else torch.Size())
 
-    def forward(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
-        return soft_topk(scores, self.k, **self._options(scores, mask))
+    def forward(
+        self, scores: Tensor, mask: Tensor | None = None, offsets: Tensor | None = None
+    ) -> Tensor:
+        return soft_topk(scores, self.k, **self._options(scores, mask, offsets=offsets))
 
 
 class SortedSoftTopK(_TopK):

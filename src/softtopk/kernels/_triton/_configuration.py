@@ -51,16 +51,43 @@ def configuration(n: int, rows: int, dtype: torch.dtype, device: Device) -> Shor
     """For ``rows`` rows of ``n`` elements that are computed in ``dtype``, float32 or float64."""
     double = dtype is torch.float64
     if n > LONGEST_IN_REGISTERS[dtype]:
-        programs = 1
-        if rows < device.multiprocessors:
-            # All of them run at once, so that they can wait for each other.
-            programs = min(device.multiprocessors // rows, -(-n // PART))
-        return Long(_warps(BLOCK, 4, device), programs, BLOCK)
+        return long_configuration(n, rows, device)
     columns = max(FEWEST, _power_of_two(n))
     together = max(1, TILE // columns)
     if rows < together * device.multiprocessors:
         together = 1  # rather a program for every row than none for some multiprocessors
     return Short(_warps(together * columns, 4 if double else 8, device), together, columns)
+
+
+def long_configuration(n: int, rows: int, device: Device) -> Long:
+    programs = 1
+    if rows < device.multiprocessors:
+        # All of them run at once, so that they can wait for each other.
+        programs = min(device.multiprocessors // rows, -(-n // PART))
+    return Long(_warps(BLOCK, 4, device), programs, BLOCK)
+
+
+#: Ragged rows of up to so many elements are kept in registers, one row in a program.
+RAGGED = (64, 1024)
+
+
+def ragged_configurations(
+    total: int, rows: int, dtype: torch.dtype, device: Device
+) -> list[tuple[int, Short | Long]]:
+    """For rows of any lengths, of ``total`` elements: launches, each for the rows that are longer
+    than a number and not for the next launch.
+
+    The lengths are not known on the host. The programs of other rows end at once.
+    """
+    found: list[tuple[int, Short | Long]] = []
+    shorter = -1  # the first takes empty rows too
+    for columns in RAGGED:
+        if total > shorter:
+            found.append((shorter, configuration(columns, 1, dtype, device)))
+        shorter = columns
+    if total > shorter:
+        found.append((shorter, long_configuration(total, rows, device)))
+    return found
 
 
 class Ranks(NamedTuple):

@@ -14,7 +14,15 @@ import triton.language as tl
 from torch import Tensor
 
 from . import _long, _ranks, _short
-from ._configuration import Device, Long, configuration, options, rank_configuration
+from ._configuration import (
+    Device,
+    Long,
+    Short,
+    configuration,
+    options,
+    ragged_configurations,
+    rank_configuration,
+)
 
 #: What is computed of a row: A, log A, the threshold, or the softmax among the soft top k.
 Quantity = Literal["indicator", "log_indicator", "threshold", "softmax"]
@@ -34,28 +42,23 @@ class Triton:
         k: float | Tensor,
         tau: float | Tensor,
         largest: bool,
+        offsets: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The quantity of the rows ``x`` (..., n), in their dtype: (..., n), thresholds (..., 1).
         And what `pull_back` needs of every row: first the pivots, then the offsets of the
         thresholds from these in units of tau.
 
         ``k`` and ``tau`` are numbers, or tensors that broadcast to (..., 1). ``mask`` (..., n).
+
+        With ``offsets``, int64, the rows in the memory of ``x`` (..., total) are ragged: each is
+        from one offset to the next. What has one number per row is then (..., rows, 1).
         """
-        call = _Call(quantity, x, mask, k, tau, largest)
+        call = _Call(quantity, x, mask, k, tau, largest, offsets)
         result = torch.empty_like(call.x)
         if quantity == "threshold":
-            result = x.new_empty(*x.shape[:-1], 1)
+            result = x.new_empty(call.shape)
         state = x.new_empty(call.numbers_of_state, call.rows, dtype=call.dtype)
-        outputs = {"out": result, "state": state, "BITS": _BITS[x.dtype]}
-        if isinstance(call.cut, Long):
-            digits = -(-_BITS[x.dtype] // _long.DIGIT.value)
-            bins = (call.rows, digits, _long.BINS.value)
-            histograms = None
-            if call.cut.programs > 1:
-                histograms = torch.zeros(bins, dtype=torch.int32, device=x.device)
-            call.run(_long.forward, **outputs, histograms=histograms)
-        else:
-            call.run(_short.forward, **outputs)
+        call.run("forward", out=result, state=state, BITS=_BITS[x.dtype])
         return result, state
 
     def pull_back(
@@ -69,14 +72,14 @@ class Triton:
         state: Tensor,
         grad: Tensor,
         in_tau: bool,
+        offsets: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """The derivatives in the scores (..., n) and, if asked for, in the tau of every row
         (..., 1), times ``grad`` of the shape of the quantity."""
-        call = _Call(quantity, x, mask, k, tau, largest)
+        call = _Call(quantity, x, mask, k, tau, largest, offsets)
         grad_x = torch.empty_like(call.x)
-        grad_tau = x.new_empty(*x.shape[:-1], 1, dtype=call.dtype) if in_tau else None
-        kernel = _long.backward if isinstance(call.cut, Long) else _short.backward
-        call.run(kernel, state=state, grad=grad.contiguous(), grad_x=grad_x, grad_tau=grad_tau)
+        grad_tau = x.new_empty(call.shape, dtype=call.dtype) if in_tau else None
+        call.run("backward", state=state, grad=grad.contiguous(), grad_x=grad_x, grad_tau=grad_tau)
         return grad_x, grad_tau
 
     #: The sorted operator keeps matrices of its ranks in registers.
@@ -159,7 +162,7 @@ class Triton:
             kernel[(x.numel() // x.shape[-1],)](
                 x=x,
                 mask=mask,
-                tau_values=_per_row(tau, x),
+                tau_values=_per_row(tau, (*x.shape[:-1], 1)),
                 n=x.shape[-1],
                 k=k,
                 tau_value=1.0 if isinstance(tau, Tensor) else tau,
@@ -182,22 +185,34 @@ class _Call:
         k: float | Tensor,
         tau: float | Tensor,
         largest: bool,
+        offsets: Tensor | None,
     ) -> None:
-        n = x.shape[-1]
+        batch, n = x.shape[:-1], x.shape[-1]
         self.x, self.rows = x.contiguous(), x.numel() // n
+        self.shape = (*batch, 1)  #: of numbers per row
         self.dtype = torch.float64 if x.dtype is torch.float64 else torch.float32
         self.device = device_of(x.device)
-        self.cut = configuration(n, self.rows, self.dtype, self.device)
-        mask, inner, count = (None, 1, 1) if mask is None else repeated_rows(mask)
+        self.cuts: list[tuple[int, Short | Long]]
+        inner, count = 1, 1
+        if offsets is None:
+            self.cuts = [(0, configuration(n, self.rows, self.dtype, self.device))]
+            if mask is not None:
+                mask, inner, count = repeated_rows(mask)
+        else:
+            rows = offsets.numel() - 1
+            self.shape, self.rows = (*batch, rows // self.rows, 1), rows
+            self.cuts = ragged_configurations(n, rows, self.dtype, self.device)
+            mask = None if mask is None else mask.contiguous()
         self._arguments: dict[str, Any] = {
             "x": self.x,
             "mask": mask,
+            "offsets": offsets,
             "rows": self.rows,
             "n": n,
             "mask_inner": inner,
             "mask_count": count,
-            "k_values": _per_row(k, x),
-            "tau_values": _per_row(tau, x),
+            "k_values": _per_row(k, self.shape),
+            "tau_values": _per_row(tau, self.shape),
             "k_value": 1.0 if isinstance(k, Tensor) else float(k),
             "tau_value": 1.0 if isinstance(tau, Tensor) else tau,
             "MODE": quantity,
@@ -207,32 +222,41 @@ class _Call:
 
     @property
     def numbers_of_state(self) -> int:
-        return _long.STATE if isinstance(self.cut, Long) else 2
+        return _long.STATE if isinstance(self.cuts[-1][1], Long) else 2
 
-    def run(self, kernel: Any, **others: Any) -> None:
-        cut, cooperative = self.cut, False
-        if isinstance(cut, Long):
-            programs, cooperative = self.rows * cut.programs, cut.programs > 1
-            others |= {"P": cut.programs, "PP": cut.padded, "BLOCK": cut.block}
-            others |= {"sums": None, "meetings": None}
-            if cooperative:
-                sums = (self.rows, 2, _long.SLOTS.value, cut.programs)
-                others["sums"] = self.x.new_empty(sums, dtype=torch.float64)
-                others["meetings"] = torch.zeros_like(others["sums"][:, 0, 0, 0], dtype=torch.int32)
-        else:
-            programs = -(-self.rows // cut.rows)
-            others |= {"R": cut.rows, "N": cut.columns}
-        taken = kernel.arg_names
-        arguments = {
-            name: value for name, value in (self._arguments | others).items() if name in taken
+    def run(self, name: Literal["forward", "backward"], **others: Any) -> None:
+        for shorter, cut in self.cuts:
+            kernel = getattr(_long if isinstance(cut, Long) else _short, name)
+            arguments = self._arguments | others | {"shorter": shorter}
+            if isinstance(cut, Long):
+                programs = self.rows * cut.programs
+                arguments |= {"P": cut.programs, "PP": cut.padded, "BLOCK": cut.block}
+                arguments |= self._exchange(cut, others.get("BITS", 0))
+            else:
+                programs = -(-self.rows // cut.rows)
+                arguments |= {"R": cut.rows, "N": cut.columns}
+            with torch.cuda.device_of(self.x):
+                kernel[(programs,)](
+                    **{
+                        name: value for name, value in arguments.items() if name in kernel.arg_names
+                    },
+                    **options(cut.warps, self.device),
+                    launch_cooperative_grid=isinstance(cut, Long) and cut.programs > 1,
+                    enable_fp_fusion=True,
+                )
+
+    def _exchange(self, cut: Long, bits: int) -> dict[str, Tensor | None]:
+        """What the programs of a long row tell each other."""
+        if cut.programs == 1:
+            return dict.fromkeys(("sums", "meetings", "histograms"))
+        sums = (self.rows, 2, _long.SLOTS.value, cut.programs)
+        bins = (self.rows, -(-bits // _long.DIGIT.value), _long.BINS.value)
+        new = self.x.new_zeros
+        return {
+            "sums": self.x.new_empty(sums, dtype=torch.float64),
+            "meetings": new(self.rows, dtype=torch.int32),
+            "histograms": new(bins, dtype=torch.int32),
         }
-        with torch.cuda.device_of(self.x):
-            kernel[(programs,)](
-                **arguments,
-                **options(cut.warps, self.device),
-                launch_cooperative_grid=cooperative,
-                enable_fp_fusion=True,
-            )
 
 
 @cache
@@ -258,7 +282,7 @@ def repeated_rows(mask: Tensor) -> tuple[Tensor, int, int]:
     return own.contiguous(), math.prod(shape[last:]), math.prod(shape[first:last])
 
 
-def _per_row(value: float | Tensor, x: Tensor) -> Tensor | None:
+def _per_row(value: float | Tensor, shape: tuple[int, ...]) -> Tensor | None:
     if not isinstance(value, Tensor):
         return None
-    return value.detach().expand(*x.shape[:-1], 1).contiguous()
+    return value.detach().expand(shape).contiguous()

@@ -29,7 +29,7 @@ from ._solver import (
     number_of,
     number_of_key,
     odds,
-    row_of_mask,
+    place_of,
     settle,
     share_of,
     smallest,
@@ -103,10 +103,10 @@ def _part_of(n, part, P, BLOCK: tl.constexpr):
 def _block(source, start, end, LARGEST: tl.constexpr, DOUBLE: tl.constexpr, BLOCK: tl.constexpr):
     """A block of the row: its elements in canonical form, their columns, and which of them are this
     program's."""
-    x, mask, row, mask_row, n = source
+    x, mask, base, mask_base = source
     column = start + tl.arange(0, BLOCK)
     inside = column < end
-    v = load_scores(x, mask, row, mask_row, column, inside, n, LARGEST, DOUBLE)
+    v = load_scores(x, mask, base, mask_base, column, inside, LARGEST, DOUBLE)
     return v, column, inside
 
 
@@ -317,8 +317,10 @@ def forward(
     sums,
     meetings,
     histograms,
+    offsets,
     rows,
     n,
+    shorter,
     k_value: "fp64",
     tau_value: "fp64",
     mask_inner,
@@ -333,12 +335,20 @@ def forward(
 ):
     """``state`` (STATE, rows). For P > 1: ``sums`` (rows, 2, SLOTS, P) in float64, and zeros:
     ``meetings`` (rows,), ``histograms`` (rows, digits, BINS). PP is P or the next power of two, and
-    so a constant of few values."""
+    so a constant of few values.
+
+    With ``offsets`` (rows + 1) rows are ragged: those of more than ``shorter`` elements are solved,
+    others are left alone.
+    """
     row = (tl.program_id(0) // P).to(tl.int64)
     part = tl.program_id(0) % P
+    base, mask_base, n = place_of(row, row < rows, offsets, n, mask_inner, mask_count)
+    if offsets is not None:
+        if n <= shorter:
+            return
     begin, end = _part_of(n, part, P, BLOCK)
     span = (begin, end)
-    source = (x, mask, row, row_of_mask(row, mask_inner, mask_count), n)
+    source = (x, mask, base, mask_base)
     k = number_of(k_values, k_value, row, row < rows, True)
     tau = number_of(tau_values, tau_value, row, row < rows, DOUBLE)
     rate = 1.0 / tau
@@ -430,10 +440,10 @@ def forward(
             nearest = tl.minimum(own, nearest)
         elif MODE == "indicator":
             result = indicator_of(v, d - t, pivot, of_infinite)
-            tl.store(out + row * n + column, result, mask=inside)
+            tl.store(out + base + column, result, mask=inside)
         elif MODE == "log_indicator":
             result = log_indicator_of(v, d - t, pivot, of_infinite, DOUBLE)
-            tl.store(out + row * n + column, result, mask=inside)
+            tl.store(out + base + column, result, mask=inside)
     if PP > 1:
         _leave(sums, turn, 6, part, index.to(tl.float64), P)
     leak_rest, leak_top, slope_rest, slope_top, norm, _ = _add_up(
@@ -449,7 +459,7 @@ def forward(
             v, column, inside = _block(source, start, end, LARGEST, DOUBLE, BLOCK)
             a = indicator_of(v, distance_of(v, pivot, rate) - t, pivot, of_infinite)
             result = tl.where(total > 0.0, tl.exp(v - origin) * a / total, total)
-            tl.store(out + row * n + column, result, mask=inside)
+            tl.store(out + base + column, result, mask=inside)
 
     if part == 0:
         leak_rest = leak_rest + tied_rest / (1.0 + odds(best - t, DOUBLE))
@@ -487,8 +497,10 @@ def backward(
     grad_tau,
     sums,
     meetings,
+    offsets,
     rows,
     n,
+    shorter,
     tau_value: "fp64",
     mask_inner,
     mask_count,
@@ -502,9 +514,12 @@ def backward(
     """The same formulas as for rows in registers: see _short.py."""
     row = (tl.program_id(0) // P).to(tl.int64)
     part = tl.program_id(0) % P
+    base, mask_base, n = place_of(row, row < rows, offsets, n, mask_inner, mask_count)
+    if offsets is not None:
+        if n <= shorter:
+            return
     begin, end = _part_of(n, part, P, BLOCK)
-    mask_row = row_of_mask(row, mask_inner, mask_count)
-    source = (x, mask, row, mask_row, n)
+    source = (x, mask, base, mask_base)
     rate = 1.0 / number_of(tau_values, tau_value, row, row < rows, DOUBLE)
     if PP > 1:
         sums += row * (2 * SLOTS * P)
@@ -529,13 +544,13 @@ def backward(
         norm = tl.where(norm > 0.0, norm, 1.0)
         bits = tl.load(state + 8 * rows + row)
         index = bits.to(tl.int64 if DOUBLE else tl.int32, bitcast=True)
-        steepest = load_scores(x, mask, row, mask_row, index, index < n, n, LARGEST, DOUBLE)
+        steepest = load_scores(x, mask, base, mask_base, index, index < n, LARGEST, DOUBLE)
         first = tl.exp(steepest - origin) / norm
-        g_first = tl.load(grad + row * n + index).to(rate.dtype)
+        g_first = tl.load(grad + base + index).to(rate.dtype)
         selected = zero
         for start in range(begin, end, BLOCK):
             v, column, inside = _solved_block(source, pivot, start, end, LARGEST, DOUBLE, BLOCK)
-            g = tl.load(grad + row * n + column, mask=inside, other=0.0).to(v.dtype)
+            g = tl.load(grad + base + column, mask=inside, other=0.0).to(v.dtype)
             d = distance_of(v, pivot, rate)
             _, lost, kept = leak_of(v, d, t, pivot, best, DOUBLE)
             a = share_of(v, pivot, lost, kept)
@@ -555,7 +570,7 @@ def backward(
         z = tl.where(is_finite(d), d - t, 0.0)
         weighted_z += tl.sum(weight * z, 0)
         if MODE != "threshold":
-            g = tl.load(grad + row * n + column, mask=inside, other=0.0).to(v.dtype)
+            g = tl.load(grad + base + column, mask=inside, other=0.0).to(v.dtype)
             if MODE == "indicator":
                 f = tl.where(weight > 0.0, g, 0.0)
                 pull = weight * mass * f
@@ -583,7 +598,7 @@ def backward(
         if MODE == "threshold":
             result = weight * (g_threshold / total)
         else:
-            g = tl.load(grad + row * n + column, mask=inside, other=0.0).to(v.dtype)
+            g = tl.load(grad + base + column, mask=inside, other=0.0).to(v.dtype)
             if MODE == "indicator":
                 g = tl.where(weight > 0.0, g, 0.0)
                 result = weight * (mass * rate) * (g - mean)
@@ -597,7 +612,7 @@ def backward(
                 f = (quotient - first) * (g - centre) + first * (g - g_first)
                 result = quotient * a * (g - centre) + weight * (mass * rate) * (f - mean)
             result = result if LARGEST else -result
-        tl.store(grad_x + row * n + column, result, mask=inside)
+        tl.store(grad_x + base + column, result, mask=inside)
     if grad_tau is not None:
         z_mean = weighted_z / total
         if MODE == "threshold":

@@ -16,7 +16,7 @@ from ._solver import (
     newton_step,
     number_of,
     odds,
-    row_of_mask,
+    place_of,
     settle,
     share_of,
     smallest,
@@ -108,8 +108,10 @@ def forward(
     tau_values,
     out,
     state,
+    offsets,
     rows,
     n,
+    shorter,
     k_value: "fp64",
     tau_value: "fp64",
     mask_inner,
@@ -121,13 +123,19 @@ def forward(
     R: tl.constexpr,
     N: tl.constexpr,
 ):
-    """``state`` (2, rows): the pivots and the offsets. ``out`` (rows, n), or (rows,) thresholds."""
+    """``state`` (2, rows): the pivots and the offsets. ``out`` (rows, n), or (rows,) thresholds.
+
+    With ``offsets`` (rows + 1) rows are ragged: those of more than ``shorter`` and at most N
+    elements are solved, others are left alone.
+    """
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)[:, None]
     column = tl.arange(0, N)[None, :]
     exists = row < rows
+    begin, mask_begin, n = place_of(row, exists, offsets, n, mask_inner, mask_count)
+    if offsets is not None:
+        exists = exists & (n > shorter) & (n <= N)
     inside = exists & (column < n)
-    mask_row = row_of_mask(row, mask_inner, mask_count)
-    v = load_scores(x, mask, row, mask_row, column, inside, n, LARGEST, DOUBLE)
+    v = load_scores(x, mask, begin, mask_begin, column, inside, LARGEST, DOUBLE)
     k = number_of(k_values, k_value, row, exists, True)
     tau = number_of(tau_values, tau_value, row, exists, DOUBLE)
     broken = tl.max((v != v).to(tl.int32), 1, keep_dims=True) > 0
@@ -154,7 +162,7 @@ def forward(
             result = tl.exp(v - origin) * result
             total = tl.sum(result, 1, keep_dims=True)
             result = tl.where(total > 0.0, result / total, total)
-        tl.store(out + row * n + column, result, mask=inside)
+        tl.store(out + begin + column, result, mask=inside)
 
 
 @triton.jit
@@ -167,8 +175,10 @@ def backward(
     grad,
     grad_x,
     grad_tau,
+    offsets,
     rows,
     n,
+    shorter,
     k_value: "fp64",
     tau_value: "fp64",
     mask_inner,
@@ -183,9 +193,11 @@ def backward(
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)[:, None]
     column = tl.arange(0, N)[None, :]
     exists = row < rows
+    begin, mask_begin, n = place_of(row, exists, offsets, n, mask_inner, mask_count)
+    if offsets is not None:
+        exists = exists & (n > shorter) & (n <= N)
     inside = exists & (column < n)
-    mask_row = row_of_mask(row, mask_inner, mask_count)
-    v = load_scores(x, mask, row, mask_row, column, inside, n, LARGEST, DOUBLE)
+    v = load_scores(x, mask, begin, mask_begin, column, inside, LARGEST, DOUBLE)
     k = number_of(k_values, k_value, row, exists, True)
     rate = 1.0 / number_of(tau_values, tau_value, row, exists, DOUBLE)
     pivot = tl.load(state + row, mask=exists, other=float("inf"))
@@ -218,7 +230,7 @@ def backward(
     if MODE == "threshold":
         g = tl.load(grad + row, mask=exists, other=0.0).to(v.dtype)
     else:
-        g = tl.load(grad + row * n + column, mask=inside, other=0.0).to(v.dtype)
+        g = tl.load(grad + begin + column, mask=inside, other=0.0).to(v.dtype)
 
     if MODE == "indicator":
         g = tl.where(weight > 0.0, g, 0.0)
@@ -255,4 +267,4 @@ def backward(
         result = quotient * a * (g - centre) + weight * (mass * rate) * (distance - mean)
     if not LARGEST and MODE != "threshold":  # whose own sign changes too
         result = -result
-    tl.store(grad_x + row * n + column, result, mask=inside)
+    tl.store(grad_x + begin + column, result, mask=inside)

@@ -16,23 +16,32 @@ MAX_STEPS: tl.constexpr = tl.constexpr(12)
 
 
 @triton.jit
-def row_of_mask(row, inner, count):
-    """The row of a mask that is repeated: ``inner`` times each, and all of it again after that."""
-    return (row // inner) % count
+def place_of(row, exists, offsets, n, mask_inner, mask_count):
+    """Where rows begin, where those of their mask do, and how long they are.
+
+    A mask may be repeated: each row ``mask_inner`` times, and all of it again after that. Of ragged
+    rows, from one offset to the next, it never is.
+    """
+    if offsets is not None:
+        begin = tl.load(offsets + row, mask=exists, other=0)
+        end = tl.load(offsets + row + 1, mask=exists, other=0)
+        return begin, begin, (end - begin).to(tl.int32)
+    else:
+        return row * n, ((row // mask_inner) % mask_count) * n, n
 
 
 @triton.jit
 def load_scores(
-    x, mask, row, mask_row, column, inside, n, LARGEST: tl.constexpr, DOUBLE: tl.constexpr
+    x, mask, begin, mask_begin, column, inside, LARGEST: tl.constexpr, DOUBLE: tl.constexpr
 ):
     """Elements in canonical form, in float32 or float64; -inf where they are not ``inside``."""
     low = float("-inf")
-    v = tl.load(x + row * n + column, mask=inside, other=low if LARGEST else float("inf"))
+    v = tl.load(x + begin + column, mask=inside, other=low if LARGEST else float("inf"))
     v = v.to(tl.float64) if DOUBLE else v.to(tl.float32)
     if not LARGEST:
         v = -v
     if mask is not None:
-        takes_part = tl.load(mask + mask_row * n + column, mask=inside, other=0) != 0
+        takes_part = tl.load(mask + mask_begin + column, mask=inside, other=0) != 0
         v = tl.where(takes_part, v, low)
     return v
 

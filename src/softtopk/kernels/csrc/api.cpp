@@ -62,7 +62,7 @@ using softtopk::kernels;
 
 // To be raised with every change of the functions below or of the structs of kernels.hpp; the
 // loader checks it.
-SOFTTOPK_EXPORT int32_t softtopk_abi_version() { return 5; }
+SOFTTOPK_EXPORT int32_t softtopk_abi_version() { return 6; }
 
 SOFTTOPK_EXPORT const char* softtopk_instruction_set() { return softtopk::current.load()->name; }
 

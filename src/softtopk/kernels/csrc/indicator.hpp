@@ -51,13 +51,14 @@ bool is_shared(Root<T> root) {
 template <class T>
 Status threshold_of_row(const ThresholdCall<T>& call, int64_t row, int threads,
                         const Scratch<T>& scratch) {
-    const int64_t n = call.scores.size.n;
+    const auto [first, n] = call.scores.size[row];
     const T tau = static_cast<T>(call.tau[row]);
     const T* x = canonical(call.scores, row, threads, scratch);
     const Root<T> root = solve(x, n, call.k[row], tau, threads, scratch);
+    if (call.pivot != nullptr) call.pivot[row] = root.pivot;
     if (call.offset != nullptr) call.offset[row] = root.offset;
     if (call.a != nullptr) {
-        write_indicator(x, n, root, tau, call.a + row * n, threads, scratch);
+        write_indicator(x, n, root, tau, call.a + first, threads, scratch);
     }
     return is_shared(root) ? kShared : kDone;
 }
@@ -74,9 +75,9 @@ Status threshold_gradient_of_row(const ThresholdGradientCall<T>& call, int64_t r
                                  const Scratch<T>& scratch) {
     using S = Vector<T>;
     using V = typename S::V;
-    const int64_t n = call.size.n;
-    const T *a = call.a + row * n, *grad = call.grad + row * n;
-    T* out = call.grad_x + row * n;
+    const auto [first, n] = call.size[row];
+    const T *a = call.a + first, *grad = call.grad + first;
+    T* out = call.grad_x + first;
     const auto part = [=](int64_t begin, int64_t end, auto&) {
         Sums sums{};
         each_run<T>(begin, end, [&](int64_t from, int64_t to) {

@@ -61,8 +61,22 @@ enum Status : int32_t {
 // The arguments of each kernel. ctypes passes a pointer to one: `_calls.py` has the same fields in
 // the same order. Arrays are contiguous; integers are of 64 bits, so that nothing is padded.
 
+// Where a row begins, and how long it is.
+struct Row {
+    int64_t begin, n;
+};
+
+// Rows of n elements. Or, for the kernels of the threshold and of the softmax that are not in
+// place, ragged ones: of any lengths, n elements in all, each from one offset to the next.
 struct Size {
     int64_t rows, n, threads;
+    const int64_t* offsets;  // (rows + 1), or null
+
+    Row operator[](int64_t row) const {
+        if (offsets == nullptr) return {row * n, n};
+        return {offsets[row], offsets[row + 1] - offsets[row]};
+    }
+    int64_t elements() const { return offsets == nullptr ? rows * n : n; }
 };
 
 template <class T>
@@ -77,8 +91,8 @@ template <class T>
 struct ThresholdCall {
     Scores<T> scores;
     PerRow k, tau;
-    T* a;       // (rows, n), or null
-    T* offset;  // (rows), or null
+    T* a;               // (rows, n), or null
+    T *pivot, *offset;  // (rows), or null
 };
 
 template <class T>

@@ -27,12 +27,11 @@ template <class T>
 class Scratch {
   public:
     T *first = nullptr, *second = nullptr, *row = nullptr, *share = nullptr;
-    double reach;  // of elements that matter to rounding
 
-    Scratch(int64_t n, int lists)  // 0, 2, 3 with `row`, or 4 with `share` too
-        : reach(reach_of(n, std::numeric_limits<T>::epsilon())) {
+    // For rows of up to n elements. Lists: 0, 2, 3 with `row`, or 4 with `share` too.
+    Scratch(int64_t n, int lists) : n_(n), reach_(reach_of(n, kRounding)) {
         const auto length = static_cast<size_t>(n + Vector<T>::width);
-        const auto count = static_cast<size_t>(pieces(n));
+        const auto count = static_cast<size_t>(std::max<int64_t>(1, pieces(n)));
         memory_ =
             std::malloc(count * sizeof(Piece) + length * static_cast<size_t>(lists) * sizeof(T));
         piece_ = static_cast<Piece*>(memory_);
@@ -48,6 +47,9 @@ class Scratch {
 
     explicit operator bool() const { return memory_ != nullptr; }
 
+    // Of the elements that matter to rounding in a row of n.
+    double reach(int64_t n) const { return n == n_ ? reach_ : reach_of(n, kRounding); }
+
     // The partial result of each piece of a pass.
     struct Piece {
         Sums sums;
@@ -58,6 +60,9 @@ class Scratch {
     Piece& piece(int64_t i) const { return piece_[i]; }
 
   private:
+    static constexpr double kRounding = std::numeric_limits<T>::epsilon();
+    int64_t n_;
+    double reach_;
     void* memory_;
     Piece* piece_;
 };
@@ -143,10 +148,10 @@ SOFTTOPK_INLINE void each_run(int64_t begin, int64_t end, Body body) {
 // The row as the solvers want it: largest selected, -inf where it takes no part.
 template <class T>
 const T* canonical(const Scores<T>& scores, int64_t row, int threads, const Scratch<T>& scratch) {
-    const int64_t n = scores.size.n;
-    const T* x = scores.x + row * n;
+    const auto [first, n] = scores.size[row];
+    const T* x = scores.x + first;
     if (scores.largest && scores.mask == nullptr) return x;
-    const uint8_t* mask = scores.mask == nullptr ? nullptr : scores.mask + row * n;
+    const uint8_t* mask = scores.mask == nullptr ? nullptr : scores.mask + first;
     const T sign = scores.largest ? T(1) : T(-1);
     T* to = scratch.row;
     each_piece(n, threads, scratch, [=](int64_t begin, int64_t end, auto&) {
@@ -187,8 +192,33 @@ int lists_for(const Scores<T>& scores) {
 // The fewest elements that are worth a thread.
 constexpr int64_t kSolverGrain = 16384, kGradientGrain = 32768;
 
-// of_row(call, row, threads, space) for every row, each thread with a Space(n, sizes...): rows side
-// by side when there are enough for all threads, else each row with all the threads.
+// rows_of(begin, end, longest, threads) for all rows of a ragged call, see below.
+template <class RowsOf>
+void each_ragged_row(const Size& size, int threads, RowsOf rows_of) {
+    const int64_t rows = size.rows;
+    // A block ends with the row in which it has this many elements.
+    const int64_t block =
+        threads == 1 ? size.n + 1 : std::max<int64_t>(2 * kPiece, size.n / (threads * 8));
+    const auto starting_at = [&](int64_t element) {
+        return std::lower_bound(size.offsets, size.offsets + rows, element) - size.offsets;
+    };
+    for (int64_t row = 0; threads > 1 && row < rows; ++row) {
+        if (size[row].n > block) rows_of(row, row + 1, size[row].n, threads);
+    }
+    each(size.n / block + 1, threads, [&](int64_t i) {
+        const int64_t begin = starting_at(i * block), end = starting_at((i + 1) * block);
+        int64_t longest = 0;
+        for (int64_t row = begin; row < end; ++row) {
+            if (size[row].n <= block) longest = std::max(longest, size[row].n);
+        }
+        if (begin < end) rows_of(begin, end, longest, 1);
+    });
+}
+
+// of_row(call, row, threads, space) for every row, each thread with a Space(longest, sizes...):
+// rows side by side when there are enough for all threads, else each row with all the threads. Of
+// ragged rows the short ones are side by side, in blocks of about as many elements, and every long
+// one has all the threads.
 //
 // All threads or one: OpenMP ends those that a call does not ask for, and torch would have to start
 // them again.
@@ -196,26 +226,30 @@ template <class Call, class Space, class... Sizes>
 Status each_row(const Call& call, const Size& size, int64_t grain,
                 Status (*of_row)(const Call&, int64_t, int, const Space&), Sizes... sizes) {
     const int64_t rows = size.rows;
-    const int threads = rows * size.n >= 2 * grain ? static_cast<int>(size.threads) : 1;
+    const int threads = size.elements() >= 2 * grain ? static_cast<int>(size.threads) : 1;
     std::atomic<int32_t> status{kDone};
-    const auto rows_of = [&](int64_t begin, int64_t end, int row_threads) {
-        const Space space(size.n, sizes...);
+    // Those of the rows that are not longer than `longest`.
+    const auto rows_of = [&](int64_t begin, int64_t end, int64_t longest, int row_threads) {
+        const Space space(longest, sizes...);
         if (!space) {
             status = kOutOfMemory;
             return;
         }
         for (int64_t row = begin; row < end; ++row) {
+            if (size[row].n > longest) continue;
             const int32_t outcome = of_row(call, row, row_threads, space);
             int32_t expected = kDone;
             if (outcome != kDone) status.compare_exchange_strong(expected, outcome);
         }
     };
-    if (threads == 1 || rows < threads) {
-        rows_of(0, rows, threads);
+    if (size.offsets != nullptr) {
+        each_ragged_row(size, threads, rows_of);
+    } else if (threads == 1 || rows < threads) {
+        rows_of(0, rows, size.n, threads);
     } else {
         const int64_t block = std::max<int64_t>(1, rows / (threads * 8));
         each((rows + block - 1) / block, threads,
-             [&](int64_t i) { rows_of(i * block, std::min(rows, (i + 1) * block), 1); });
+             [&](int64_t i) { rows_of(i * block, std::min(rows, (i + 1) * block), size.n, 1); });
     }
     return static_cast<Status>(status.load());
 }

@@ -85,13 +85,13 @@ void weigh(const T* x, const T* a, int64_t n, T* w, int threads, const Scratch<T
 template <class T>
 Status softmax_of_row(const SoftmaxCall<T>& call, int64_t row, int threads,
                       const Scratch<T>& scratch) {
-    const int64_t n = call.scores.size.n;
+    const auto [first, n] = call.scores.size[row];
     const T tau = static_cast<T>(call.tau[row]);
     const T* x = canonical(call.scores, row, threads, scratch);
     const Root<T> root = solve(x, n, call.k[row], tau, threads, scratch);
-    T* a = call.a == nullptr ? scratch.share : call.a + row * n;
+    T* a = call.a == nullptr ? scratch.share : call.a + first;
     write_indicator(x, n, root, tau, a, threads, scratch);
-    weigh(x, a, n, call.w + row * n, threads, scratch);
+    weigh(x, a, n, call.w + first, threads, scratch);
     return is_shared(root) ? kShared : kDone;
 }
 
@@ -226,9 +226,9 @@ void pull_back(const T* w, const T* a, const T* grad, int64_t n, T tau, T* out, 
 template <class T>
 Status softmax_gradient_of_row(const SoftmaxGradientCall<T>& call, int64_t row, int threads,
                                const Scratch<T>& scratch) {
-    const int64_t n = call.size.n, at = row * n;
-    pull_back(call.w + at, call.a + at, call.grad + at, n, static_cast<T>(call.tau[row]),
-              call.grad_x + at, threads, scratch);
+    const auto [first, n] = call.size[row];
+    pull_back(call.w + first, call.a + first, call.grad + first, n, static_cast<T>(call.tau[row]),
+              call.grad_x + first, threads, scratch);
     return kDone;
 }
 

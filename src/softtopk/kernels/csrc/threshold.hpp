@@ -113,7 +113,8 @@ struct Root {
 template <class T>
 Root<T> solve(const T* x, int64_t n, double k, T tau, int threads, const Scratch<T>& scratch) {
     using Limits = std::numeric_limits<T>;
-    const auto rank = k > 0.0 ? static_cast<int64_t>(std::min<double>(std::ceil(k), n)) : 1;
+    const double last = std::max(std::min<double>(std::ceil(k), n), 1.0);  // a row may be empty
+    const auto rank = k > 0.0 ? static_cast<int64_t>(last) : 1;
     const Order<T> order = order_of(x, n, rank, threads, scratch);
     const T pivot = order.pivot;
     const double tied_top = k - static_cast<double>(order.above);
@@ -132,7 +133,7 @@ Root<T> solve(const T* x, int64_t n, double k, T tau, int threads, const Scratch
 
     const T rate = 1 / tau, nearest = tied_rest > 0.0 ? pivot : order.next;
     const double best = std::max((nearest - pivot) * rate, T(-0.125) * Limits::max());
-    const T cut = nearest - static_cast<T>(scratch.reach) * tau;
+    const T cut = nearest - static_cast<T>(scratch.reach(n)) * tau;
     const Tails tails = gather(x, n, pivot, nearest, cut, rate, threads, scratch);
     using Piece = typename Scratch<T>::Piece;
     const auto leak_of = [&](const T* tail, int64_t Piece::* size, double tied, double log_c) {
