@@ -20,6 +20,7 @@ EXTRAS = {
     "safetensors": ("knn", "safetensors"),
     "sentencepiece": ("translate", "sentencepiece"),
     "sklearn": ("knn", "scikit-learn"),
+    "torch_geometric": ("graphs", "torch-geometric"),
     "transformers": ("transformers", "transformers"),
 }
 

@@ -50,8 +50,8 @@ def test_state_copies_and_the_end():
     assert model[0].weight.count_nonzero() == 9
     assert torch.equal(pickle.loads(pickle.dumps(model))(x), exact)
     finish_pruning(model)  # nothing is left to do
-    parametrize.remove_parametrizations(other[0], "weight")  # torch's own way
-    assert torch.equal(other(x), expected)
+    parametrize.remove_parametrizations(fresh[0], "weight")  # torch's own way
+    assert torch.equal(fresh(x), expected)
 
 
 def trained(model, x, y, steps, schedule=None):

@@ -145,14 +145,14 @@ class TopKRouter(Tempered):
         """The soft selection and the exact one, (..., T, E)."""
         if not scores.numel():
             return scores, scores.detach()
-        n: int | Tensor = scores.shape[-2] if mask is None else mask.sum(-2)
+        n: Any = scores.shape[-2] if mask is None else mask.sum(-2)
         share = self.capacity_factor * self.k / self.n_experts
-        capacity = share_of(share, n) if self.choice != "token" else 0
+        capacity: Any = share_of(share, n) if self.choice != "token" else 0
         options: dict[str, Any] = {"mask": mask}
         if self.choice == "expert":
             options["dim"] = -2
             # No expert gets a token twice.
-            places: Any = capacity.minimum(n) if isinstance(n, Tensor) else min(capacity, n)
+            places = capacity.minimum(n) if isinstance(n, Tensor) else min(capacity, n)
             calibrate = width_to_eps(scores, places, self._size(scores), mask, -2)
         else:
             places = self.k

@@ -220,7 +220,12 @@ def brief(value: object) -> str:
 
 
 def width_to_eps(
-    scores: Tensor, k: Count, size: float, mask: Tensor | None = None, dim: int = -1
+    scores: Tensor,
+    k: Count,
+    size: float,
+    mask: Tensor | None = None,
+    dim: int = -1,
+    offsets: Tensor | None = None,
 ) -> Callable[[float], Tensor]:
     """How a module calibrates that selects k along ``dim`` of these scores, ``size`` at most."""
 
@@ -234,6 +239,7 @@ def width_to_eps(
             largest=True,
             mask=mask,
             sorted=False,
+            offsets=offsets,
         )
 
     return calibrate
