@@ -2,8 +2,8 @@
 
     python benchmarks/router.py
 
-A mixture of 8 experts, 2 for every image, trained on scikit-learn's digits; two thirds of the images
-to train on, the rest to test. Every router has the same budget, the same experts, steps and seeds,
+A mixture of 8 experts, 2 for every image, trained on two thirds of the digits of scikit-learn and
+tested on the rest. Every router has the same budget, the same experts, steps and seeds,
 and computes the chosen pairs only. The rivals are the softmax over the two largest logits, alone
 and with the usual auxiliary loss, experts * sum_e (share of the tokens) (mean probability).
 
@@ -58,12 +58,22 @@ class Mixture(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Logits, and the number of images of every expert."""
         hidden = self.first(x).relu()
-        gates, dispatch = self.router(hidden)[:2]
+        gates, dispatch = self.route(hidden)
         mixed = torch.zeros_like(hidden)
         for e, expert in enumerate(self.experts):
             at = dispatch[:, e].nonzero().flatten()
             mixed = mixed.index_add(0, at, gates[at, e, None] * expert(hidden[at]))
         return self.last(hidden + mixed), dispatch.sum(0)
+
+    def route(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """The weights of the chosen pairs, and which these are."""
+        if not isinstance(self.router, TopKRouter):
+            return self.router(hidden)
+        found = self.router(hidden)
+        gates = torch.zeros_like(found.gates)
+        if self.router.choice == "expert":  # the tokens of every expert
+            return gates.mT.scatter_add(-1, found.indices, found.weights).mT, found.dispatch
+        return gates.scatter_add(-1, found.indices, found.weights), found.dispatch
 
 
 class Result(NamedTuple):

@@ -495,6 +495,72 @@ def test_plans(data, n, m, batch):
     run(softtopk.entropic_plan, data.draw(cases(right, wrong)), check_plan)
 
 
+def check_indices(case: Case, result: softtopk.TopKIndices) -> None:
+    total, broken, _ = places(case)
+    assert (result.mask.sum(-1) == total)[~broken].all()
+    weights = result.weights[~broken]
+    assert ((weights >= 0) & (weights <= 1)).all()
+    assert (weights[~result.mask[~broken]] == 0).all()
+
+
+@FEW
+@given(data=st.data(), n=st.integers(1, 6), rows=st.integers(0, 3))
+def test_indices(data, n, rows):
+    right = {
+        "scores": tensors((rows, n)),
+        "k": st.integers(0, n) | st.integers(0, n).map(lambda k: torch.full((rows,), k)),
+        "eps": st.floats(1e-3, 1e3),
+        "mask": st.none() | flags((rows, n), 0.6),
+        "largest": st.booleans(),
+        "hard": st.booleans(),
+    }
+    wrong = {
+        "scores": st.sampled_from([None, torch.ones(rows, n).long(), torch.ones(rows, 0)]),
+        "k": st.sampled_from([-1, n + 1, 1.5, "1", None, True, torch.ones(rows), torch.ones(7, 1)]),
+        "eps": NO_EPS,
+        "mask": st.sampled_from([torch.ones(rows, n), [True]]),
+        "hard": st.sampled_from([1, None]),
+    }
+    run(softtopk.select_topk, data.draw(cases(right, wrong)), check_indices)
+
+
+def check_balance(case: Case, result: softtopk.BalancedTopK) -> None:
+    a, capacity = result.selection.detach().double(), case.arguments["capacity"]
+    scores, k = case.arguments["scores"], case.arguments["k"]
+    assert a.shape == scores.shape
+    slack = 0.02 if scores.dtype in (torch.float32, torch.float64) else 0.2
+    sound = result.converged & ~scores.isnan().flatten(-2).any(-1)
+    a = a[sound]
+    assert ((a >= 0) & (a <= 1)).all()
+    assert (a.sum(-1) <= k + slack).all()
+    assert (a.sum(-2) <= capacity + slack).all()
+
+
+@FEW
+@given(data=st.data(), t=st.integers(1, 5), e=st.integers(1, 4), batch=st.sampled_from([(), (2,)]))
+@pytest.mark.filterwarnings("ignore::softtopk.ConvergenceWarning")
+def test_balance(data, t, e, batch):
+    right = {
+        "scores": tensors((*batch, t, e), kinds=TAME),
+        "k": st.just(k := data.draw(st.integers(0, e))),
+        "capacity": st.integers(-(-k * t // e), t + 1),
+        "eps": st.floats(1e-6, 1e3),
+        "mask": st.none() | flags((t, 1), 0.7),
+        "hard": st.booleans(),
+    }
+    wrong = {
+        "scores": st.sampled_from([None, torch.ones(e), torch.ones(0, e), torch.ones(t, e).int()]),
+        "k": st.sampled_from(
+            [-1, e + 1, 1.5, "1", None, True, torch.ones(t), torch.ones(7).long()]
+        ),
+        "capacity": st.sampled_from([-1, NAN, INF, "1", None, torch.ones(7, 7)]),
+        "eps": NO_EPS,
+        "mask": st.sampled_from([torch.ones(t, e), [True]]),
+        "hard": st.sampled_from([1, None]),
+    }
+    run(softtopk.balanced_soft_topk, data.draw(cases(right, wrong)), check_balance)
+
+
 def check_distances(case: Case, distances: Tensor) -> None:
     query, templates = case.arguments["query"], case.arguments["templates"]
     assert distances.shape == (len(query), len(templates))

@@ -21,15 +21,17 @@ class Routing(NamedTuple):
     """Result of `TopKRouter`, for tokens (..., T, d) and E experts."""
 
     gates: Tensor
-    """(..., T, E): the weights of the experts' outputs, with a gradient. In training all are above
-    zero; in eval mode only those of chosen pairs are."""
+    """(..., T, E): the weights of a dense mixture, in which every expert sees every token. In
+    training all are above zero; in eval mode only those of chosen pairs are."""
     dispatch: Tensor
-    """(..., T, E), boolean: the chosen pairs, exactly. What a sparse mixture computes."""
+    """(..., T, E), boolean: the chosen pairs, exactly."""
     indices: Tensor
     """(..., T, k): the experts of every token, ascending. With ``choice="expert"`` (..., E, c): the
     tokens of every expert."""
     weights: Tensor
-    """The gates of these pairs; 0 where a masked token has none."""
+    """The gates of these pairs, divided by their sum for every token (not with
+    ``choice="expert"``): what a sparse mixture weighs by, the same in training and in eval mode. 0
+    where a masked token has none."""
     load: Tensor
     """(..., E): how much every expert takes, the sum of the selection over the tokens."""
 
@@ -80,8 +82,9 @@ class TopKRouter(Tempered):
     >>> routing = router(tokens)
     >>> mixed = torch.zeros_like(tokens)
     >>> for e, expert in enumerate(experts):
-    ...     at = routing.dispatch[:, e]
-    ...     mixed[at] += routing.gates[at, e, None] * expert(tokens[at])
+    ...     token, place = (routing.indices == e).nonzero(as_tuple=True)
+    ...     weight = routing.weights[token, place].unsqueeze(-1)
+    ...     mixed = mixed.index_add(0, token, weight * expert(tokens[token]))
     >>> routing.dispatch.sum(0)  # 10 tokens, 2 experts each
     tensor([5, 5, 5, 5])
     """
@@ -130,14 +133,14 @@ class TopKRouter(Tempered):
                 f"gate must return scores of shape {(*tokens.shape[:-1], self.n_experts)}, got "
                 f"{tuple(scores.shape)}"
             )
-        soft, chosen = self._select(scores, mask)
-        selection = soft if self.training else chosen
-        if self.choice == "expert":
-            gates = selection * scores.softmax(-1)
-        else:
-            log_a = selection.clamp(min=torch.finfo(selection.dtype).tiny).log()
-            gates = softmax_or_zero((scores + log_a).masked_fill(selection == 0, -math.inf))
+        selection, chosen = self._select(scores, mask)
         dispatch = chosen > 0.5
+        part = selection if self.training else selection.where(dispatch, 0.0)
+        if self.choice == "expert":
+            gates = part * scores.softmax(-1)
+        else:
+            log_a = part.clamp(min=torch.finfo(part.dtype).tiny).log()
+            gates = softmax_or_zero((scores + log_a).masked_fill(part == 0, -math.inf))
         indices, weights = self._listed(gates, dispatch)
         return Routing(gates, dispatch, indices, weights, selection.sum(-2))
 
@@ -157,7 +160,7 @@ class TopKRouter(Tempered):
         else:
             places = self.k
             calibrate = width_to_eps(scores, places, self.k, mask)
-        options["eps"] = self._eps_now(calibrate, not self.training, scores)
+        options["eps"] = self._eps_now(calibrate, False, scores)
 
         def select(scores: Tensor, hard: bool) -> Tensor:
             if self.choice == "both":
@@ -165,8 +168,7 @@ class TopKRouter(Tempered):
                 return found.selection
             return soft_topk(scores, places, hard=hard, **options)
 
-        chosen = select(scores.detach(), True).detach()
-        return (select(scores, False) if self.training else chosen), chosen
+        return select(scores, False), select(scores.detach(), True).detach()
 
     def _size(self, scores: Tensor) -> int:
         """The largest number of tokens that an expert may have."""
@@ -181,7 +183,11 @@ class TopKRouter(Tempered):
         indices = indices_of(dispatch, size)
         there = torch.arange(size, device=gates.device) < dispatch.sum(-1, keepdim=True)
         weights = gates.gather(-1, indices) if gates.numel() else gates.new_zeros(indices.shape)
-        return indices, weights.where(there, 0.0)
+        weights = weights.where(there, 0.0)
+        if self.choice == "expert":
+            return indices, weights
+        total = weights.sum(-1, keepdim=True)
+        return indices, weights / torch.where(total > 0, total, 1.0)
 
     def _check(self, tokens: Tensor, mask: Tensor | None) -> None:
         if not isinstance(tokens, Tensor) or tokens.ndim < 2 or not tokens.is_floating_point():
