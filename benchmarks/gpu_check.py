@@ -13,7 +13,7 @@ compiles what is missing there.
   registers, and the larger of the spills and of the private memory.
 - bytes: read and written per element, by the loads and stores of the compiled program, and over the
   least: every tensor of the launch once. Caches are not considered. The kernels of the sorted
-  operator have loops whose length is not known, and no such number.
+  operator have loops whose length is not known, and no such number; nor have those of ragged rows.
 
 Exits with 1 if a kernel spills, or if one that keeps rows in registers moves more than it must.
 """
@@ -84,12 +84,14 @@ class Case(NamedTuple):
     n: int
     full: bool  #: with all optional arguments, and an n that no vector load fits; else with neither
     k: int = 0  #: ranks, of the sorted operator
+    ragged: bool = False  #: n is the mean length
 
     @property
     def words(self) -> list[str]:
         size = f"{self.rows}x{self.n}" + (f"x{self.k}" if self.k else "")
         arguments = "full" if self.full else "bare"
-        return [self.target, self.operator, self.dtype, size, arguments]
+        form = ["ragged"] if self.ragged else []
+        return [self.target, self.operator, self.dtype, size, arguments, *form]
 
 
 class Kernel(NamedTuple):
@@ -109,7 +111,8 @@ class Kernel(NamedTuple):
 
     @property
     def fails(self) -> bool:
-        moves_too_much = self.in_registers and self.bytes > SURPLUS * self.least
+        bytes = self.bytes or 0.0
+        moves_too_much = self.in_registers and bytes > SURPLUS * self.least
         return self.spilled > 0 or moves_too_much
 
 
@@ -133,6 +136,12 @@ def long_rows(compute: torch.dtype, device: Device) -> Iterator[tuple[int, int]]
         programs *= 2
 
 
+def ragged_rows(device: Device) -> Iterator[tuple[int, int]]:
+    """Enough for all multiprocessors; and few, so that programs share the long ones."""
+    yield device.multiprocessors * _configuration.TILE, 2 * _configuration.BLOCK
+    yield FEW, _configuration.PART
+
+
 def cases(target: str) -> Iterator[Case]:
     device = TARGETS[target].device
     for dtype in DTYPES:
@@ -144,6 +153,9 @@ def cases(target: str) -> Iterator[Case]:
                 yield Case(target, operator, name, rows, n - 1, full=True)
                 if warps * device.threads_per_warp >= MANY_THREADS:
                     yield Case(target, operator, name, rows, n, full=False)
+        for rows, n in ragged_rows(device):
+            for operator in QUANTITIES:
+                yield Case(target, operator, name, rows, n, full=True, ragged=True)
         for k in RANKS:
             yield Case(target, "sorted", name, FEW, 1001, full=True, k=k)
 
@@ -158,6 +170,8 @@ def quick_cases(target: str) -> Iterator[Case]:
         for rows, n in [short] if dtype.itemsize == 2 else [short, long]:
             name = str(dtype).removeprefix("torch.")
             yield Case(target, "softmax", name, rows, n - 1, full=True)
+    rows, n = next(ragged_rows(device))
+    yield Case(target, "softmax", "float32", rows, n, full=True, ragged=True)
     yield Case(target, "sorted", "float32", FEW, 1001, full=True, k=max(RANKS))
 
 
@@ -202,9 +216,14 @@ def launches(case: Case) -> list[Launch]:
 
 def unsorted(case: Case) -> None:
     x, mask, tau = tensors_of(case)
+    offsets = None
+    if case.ragged:
+        x, mask = x.flatten(), mask.flatten()
+        offsets = x.new_empty(case.rows + 1, dtype=torch.int64)
     arguments = (case.operator, x, mask, tau if case.full else 1.5, tau, not case.full)
-    result, state = Triton().solve(*arguments)
-    Triton().pull_back(*arguments, state, torch.empty_like(result), in_tau=case.full)
+    result, state = Triton().solve(*arguments, offsets)
+    grad = torch.empty_like(result)
+    Triton().pull_back(*arguments, state, grad, in_tau=case.full, offsets=offsets)
 
 
 def sorted_operator(case: Case) -> None:
@@ -261,7 +280,7 @@ def compiled(case: Case, kernel: Any, arguments: dict[str, Any]) -> Kernel:
         registers=registers,
         spilled=spilled,
         shared=program.metadata.shared,
-        bytes=None if case.k else traffic(program.asm["ttir"], arguments),
+        bytes=None if case.k or case.ragged else traffic(program.asm["ttir"], arguments),
         least=least / (case.rows * case.n),
         in_registers="N" in arguments,
     )

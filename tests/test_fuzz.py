@@ -127,9 +127,10 @@ def right_k(n, batch, whole, device):
     return numbers | per_row.map(lambda t: torch.full(t[0], t[1], device=device).to(t[2]))
 
 
-def wrong_k(n, batch, whole):
-    values = [-1, n + 1, -0.5, NAN, INF, "1", None, True, [1], torch.ones(*batch, 7)]
-    values += [torch.tensor(True), torch.tensor(1j), torch.tensor(n + 2.0), torch.tensor(NAN)]
+def wrong_k(n, batch, whole, bounded=True):
+    values = [-1, -0.5, NAN, INF, "1", None, True, [1], torch.ones(*batch, 7)]
+    values += [torch.tensor(True), torch.tensor(1j), torch.tensor(NAN), torch.tensor(INF)]
+    values += [n + 1, torch.tensor(n + 2.0)] if bounded else []
     return st.sampled_from(values + ([n / 2 + 0.25, torch.tensor(0)] if whole else []))
 
 
@@ -156,9 +157,9 @@ def wrong_mask(shape):
 
 
 @st.composite
-def selections(draw, function, whole=False, number=False, last=False):
+def selections(draw, function, whole=False, number=False, last=False, ragged=False):
     """Arguments of what selects k of n: `whole` says that k is an int, `number` that eps is no
-    tensor, `last` that there is no ``dim``."""
+    tensor, `last` that there is no ``dim``, `ragged` that rows may be shorter than k."""
     known = inspect.signature(function).parameters
     shape = draw(st.lists(st.integers(0, 6), min_size=1, max_size=4))
     dim = -1 if last else draw(st.integers(-len(shape), len(shape) - 1))
@@ -184,11 +185,12 @@ def selections(draw, function, whole=False, number=False, last=False):
     }
     wrong = {
         "scores": st.sampled_from(
-            [torch.tensor(1.0), [0.1], None, torch.zeros(shape).narrow(dim, 0, 0)]
+            [torch.tensor(1.0), [0.1], None]
+            + ([] if ragged else [torch.zeros(shape).narrow(dim, 0, 0)])
         )
         | st.just(torch.ones(shape).to_sparse())
         | st.sampled_from(OTHERS).map(lambda dtype: torch.ones(shape).to(dtype)),
-        "k": wrong_k(n, batch, whole),
+        "k": wrong_k(n, batch, whole, bounded=not ragged),
         "eps": wrong_eps(batch, number),
         "dim": st.sampled_from([len(shape), -len(shape) - 1, 0.0, None, "0", True]),
         "mask": wrong_mask(shape),
@@ -200,6 +202,8 @@ def selections(draw, function, whole=False, number=False, last=False):
         "width": st.sampled_from([0, -1.0, NAN, INF, n + 1, "2", None, True]),
         "per_row": st.sampled_from([1, None]),
         "solver": st.sampled_from(["fast", None, 3]),
+        "offsets": st.sampled_from([[0, n], "no", torch.tensor([0.0, n]), torch.tensor(0)])
+        | st.sampled_from([torch.tensor([0, n + 1]), torch.tensor([0, n, n - 1, n])]),
     }
     right = {name: values for name, values in right.items() if name in known}
     return draw(cases(right, {name: values for name, values in wrong.items() if name in known}))
@@ -307,7 +311,7 @@ def check_softmax(case: Case, w: Tensor) -> None:
 
 def check_threshold(case: Case, threshold: Tensor) -> None:
     scores = case.arguments["scores"]
-    dim = case.arguments["dim"] % scores.ndim
+    dim = case.arguments.get("dim", -1) % scores.ndim
     check_kind(case, threshold, scores.shape[:dim] + scores.shape[dim + 1 :])
     if not threshold.is_meta:
         assert not threshold[~places(case)[1]].isnan().any()
@@ -378,7 +382,32 @@ def as_module(module: type) -> Callable[..., Tensor]:
     return call
 
 
+def joined(operator: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The operator of rows that are joined and cut apart by offsets."""
+
+    def flat(value: Any, shape: torch.Size) -> Any:
+        try:
+            return value.expand(shape).flatten()
+        except (AttributeError, RuntimeError):  # a number, or a wrong argument
+            return value
+
+    def call(scores, k, *, eps=0.1, mask=None, **options):
+        if not isinstance(scores, Tensor) or scores.layout is not torch.strided or not scores.ndim:
+            return operator(scores, k, offsets=torch.tensor([0, 1]))
+        shape, n = scores.shape, scores.shape[-1]
+        offsets = torch.arange(0, scores.numel() + 1, n, device=scores.device)
+        options |= {"eps": flat(eps, shape[:-1]), "mask": flat(mask, shape)}
+        result = operator(scores.flatten(), flat(k, shape[:-1]), offsets=offsets, **options)
+        return result.view(shape[:-1] if operator is softtopk.topk_threshold else shape)
+
+    taken = inspect.signature(operator).parameters.values()
+    left_out = ("dim", "solver", "offsets")
+    call.__signature__ = inspect.Signature([each for each in taken if each.name not in left_out])
+    return call
+
+
 # A function, the peculiarities of its arguments, and what its result promises.
+RAGGED = {"last": True, "ragged": True}
 OPERATORS = {
     "soft_topk": (softtopk.soft_topk, {}, check_indicator),
     "log_soft_topk": (softtopk.log_soft_topk, {}, check_log),
@@ -394,6 +423,10 @@ OPERATORS = {
         check_filled,
     ),
     "TopK.apply": (lambda scores, k: compat.TopK.apply(scores, k), {"last": True}, check_indicator),
+    "joined soft_topk": (joined(softtopk.soft_topk), RAGGED, check_indicator),
+    "joined log_soft_topk": (joined(softtopk.log_soft_topk), RAGGED, check_log),
+    "joined topk_threshold": (joined(softtopk.topk_threshold), RAGGED, check_threshold),
+    "joined soft_topk_softmax": (joined(softtopk.soft_topk_softmax), RAGGED, check_softmax),
     "eps_for": (softtopk.eps_for, {}, check_eps_for),
     "sharpness": (softtopk.sharpness, {}, check_sharpness),
     "SoftTopK": (as_module(nn.SoftTopK), {}, check_indicator),
@@ -522,6 +555,72 @@ def test_plans(data, n, m, batch):
         "tol": st.sampled_from([-1.0, NAN, "0"]),
     }
     run(softtopk.entropic_plan, data.draw(cases(right, wrong)), check_plan)
+
+
+def check_indices(case: Case, result: softtopk.TopKIndices) -> None:
+    total, broken, _ = places(case)
+    assert (result.mask.sum(-1) == total)[~broken].all()
+    weights = result.weights[~broken]
+    assert ((weights >= 0) & (weights <= 1)).all()
+    assert (weights[~result.mask[~broken]] == 0).all()
+
+
+@FEW
+@given(data=st.data(), n=st.integers(1, 6), rows=st.integers(0, 3))
+def test_indices(data, n, rows):
+    right = {
+        "scores": tensors((rows, n)),
+        "k": st.integers(0, n) | st.integers(0, n).map(lambda k: torch.full((rows,), k)),
+        "eps": st.floats(1e-3, 1e3),
+        "mask": st.none() | flags((rows, n), 0.6),
+        "largest": st.booleans(),
+        "hard": st.booleans(),
+    }
+    wrong = {
+        "scores": st.sampled_from([None, torch.ones(rows, n).long(), torch.ones(rows, 0)]),
+        "k": st.sampled_from([-1, n + 1, 1.5, "1", None, True, torch.ones(rows), torch.ones(7, 1)]),
+        "eps": NO_EPS,
+        "mask": st.sampled_from([torch.ones(rows, n), [True]]),
+        "hard": st.sampled_from([1, None]),
+    }
+    run(softtopk.select_topk, data.draw(cases(right, wrong)), check_indices)
+
+
+def check_balance(case: Case, result: softtopk.BalancedTopK) -> None:
+    a, capacity = result.selection.detach().double(), case.arguments["capacity"]
+    scores, k = case.arguments["scores"], case.arguments["k"]
+    assert a.shape == scores.shape
+    slack = 0.02 if scores.dtype in (torch.float32, torch.float64) else 0.2
+    sound = result.converged & ~scores.isnan().flatten(-2).any(-1)
+    a = a[sound]
+    assert ((a >= 0) & (a <= 1)).all()
+    assert (a.sum(-1) <= k + slack).all()
+    assert (a.sum(-2) <= capacity + slack).all()
+
+
+@FEW
+@given(data=st.data(), t=st.integers(1, 5), e=st.integers(1, 4), batch=st.sampled_from([(), (2,)]))
+@pytest.mark.filterwarnings("ignore::softtopk.ConvergenceWarning")
+def test_balance(data, t, e, batch):
+    right = {
+        "scores": tensors((*batch, t, e), kinds=TAME),
+        "k": st.just(k := data.draw(st.integers(0, e))),
+        "capacity": st.integers(-(-k * t // e), t + 1),
+        "eps": st.floats(1e-6, 1e3),
+        "mask": st.none() | flags((t, 1), 0.7),
+        "hard": st.booleans(),
+    }
+    wrong = {
+        "scores": st.sampled_from([None, torch.ones(e), torch.ones(0, e), torch.ones(t, e).int()]),
+        "k": st.sampled_from(
+            [-1, e + 1, 1.5, "1", None, True, torch.ones(t), torch.ones(7).long()]
+        ),
+        "capacity": st.sampled_from([-1, NAN, INF, "1", None, torch.ones(7, 7)]),
+        "eps": NO_EPS,
+        "mask": st.sampled_from([torch.ones(t, e), [True]]),
+        "hard": st.sampled_from([1, None]),
+    }
+    run(softtopk.balanced_soft_topk, data.draw(cases(right, wrong)), check_balance)
 
 
 def check_distances(case: Case, distances: Tensor) -> None:

@@ -3,13 +3,17 @@
 from importlib.metadata import version as _version
 
 from .functional import (
+    BalancedTopK,
     ConvergenceWarning,
     EntropicPlan,
     Sharpness,
     Sinkhorn,
+    TopKIndices,
+    balanced_soft_topk,
     entropic_plan,
     eps_for,
     log_soft_topk,
+    select_topk,
     sharpness,
     soft_quantile,
     soft_rank,
@@ -24,16 +28,20 @@ from .nn import SoftTopK, SortedSoftTopK, WidthSchedule
 __version__ = _version("softtopk")
 
 __all__ = [
+    "BalancedTopK",
     "ConvergenceWarning",
     "EntropicPlan",
     "Sharpness",
     "Sinkhorn",
     "SoftTopK",
     "SortedSoftTopK",
+    "TopKIndices",
     "WidthSchedule",
+    "balanced_soft_topk",
     "entropic_plan",
     "eps_for",
     "log_soft_topk",
+    "select_topk",
     "sharpness",
     "soft_quantile",
     "soft_rank",

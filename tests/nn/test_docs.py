@@ -24,3 +24,13 @@ def test_the_schedule_of_the_page():
     exec(first, names)
     exec(schedule, names)
     assert names["select"].width < 100
+
+
+def test_the_selectors(capsys):
+    page = (DOCS / "selectors.md").read_text(encoding="utf-8")
+    names = {}
+    pairs = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", page, re.DOTALL)
+    assert len(pairs) == page.count("```python")
+    for code, claimed in pairs:
+        exec(code, names)
+        assert capsys.readouterr().out == claimed

@@ -85,7 +85,7 @@ def test_repr():
 @pytest.mark.parametrize(
     ("make", "kind", "message"),
     [
-        (lambda: SoftTopK(-1), ValueError, "k must be between 0"),
+        (lambda: SoftTopK(-1), ValueError, "k must be finite and not negative"),
         (lambda: SoftTopK("2"), TypeError, "k must be an int"),
         (lambda: SortedSoftTopK(2.5), TypeError, "k must be an int for the sorted operator"),
         (lambda: SoftTopK(2, eps=-1.0), ValueError, "eps must be positive"),
@@ -112,16 +112,20 @@ def test_wrong_options_fail_at_construction(make, kind, message):
 
 def test_public_names():
     assert set(softtopk.__all__) == {
+        "BalancedTopK",
         "ConvergenceWarning",
         "EntropicPlan",
         "Sharpness",
         "Sinkhorn",
         "SoftTopK",
         "SortedSoftTopK",
+        "TopKIndices",
         "WidthSchedule",
+        "balanced_soft_topk",
         "entropic_plan",
         "eps_for",
         "log_soft_topk",
+        "select_topk",
         "sharpness",
         "soft_topk",
         "soft_topk_softmax",

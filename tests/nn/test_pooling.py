@@ -120,7 +120,7 @@ def test_extremes():
     [
         (lambda: TopKPool(0), ValueError, "in_channels must be at least 1"),
         (lambda: TopKPool(3, 0.0), ValueError, "ratio must be above 0"),
-        (lambda: TopKPool(3, 1.5), ValueError, "ratio must be between 0 and 1"),
+        (lambda: TopKPool(3, 1.5), ValueError, "ratio must be above 0 and at most 1"),
         (lambda: TopKPool(3, 0), ValueError, "ratio must be at least 1"),
         (lambda: TopKPool(3).select(torch.randn(5, 4)), ValueError, r"x must have shape \(n, 3\)"),
         (

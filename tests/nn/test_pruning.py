@@ -116,8 +116,8 @@ def test_compiled() -> None:
         ({"name": "wait", "k": 1}, "name must be that of a parameter .* got name='wait' for Lin"),
         ({}, "give k or density, one of them, got k=None and density=None"),
         ({"k": 1, "density": 0.1}, "one of them, got k=1 and density=0.1"),
-        ({"density": 0.0}, "density must be positive and finite, got density=0.0"),
-        ({"density": 1.5}, "density must be at most 1, got density=1.5"),
+        ({"density": 0.0}, "density must be above 0 and at most 1, got density=0.0"),
+        ({"density": 1.5}, "density must be above 0 and at most 1, got density=1.5"),
         ({"k": 49}, "k must be between 0 and n=48"),
     ],
 )

@@ -181,8 +181,8 @@ struct Problem {
 
     Problem(Size size, Random& random)
         : size(size),
-          x(size.rows * size.n, random),
-          mask(size.rows * size.n, random),
+          x(size.elements(), random),
+          mask(size.elements(), random),
           k(size.rows, random, [&] { return places(random); }),
           tau(size.rows, random, [&] { return temperature(random); }) {
         fill(x, random);
@@ -225,23 +225,23 @@ struct Problem {
 template <class T>
 void try_threshold(Size size, Random& random) {
     const Problem<T> problem(size, random);
-    const int64_t count = size.rows * size.n;
-    const Array<T> a(count, random), offset(size.rows, random), grad(count, random),
-        grad_x(count, random);
+    const int64_t count = size.elements();
+    const Array<T> a(count, random), pivot(size.rows, random), offset(size.rows, random),
+        grad(count, random), grad_x(count, random);
     fill(grad, random);
     threshold(ThresholdCall<T>{problem.scores, problem.k.per_row, problem.tau.per_row, a.data(),
-                               nullptr});
+                               nullptr, nullptr});
     threshold(ThresholdCall<T>{problem.scores, problem.k.per_row, problem.tau.per_row, nullptr,
-                               offset.data()});
+                               pivot.data(), offset.data()});
     threshold_gradient(
         ThresholdGradientCall<T>{size, problem.tau.per_row, a.data(), grad.data(), grad_x.data()});
-    add(a, offset, grad_x);
+    add(a, pivot, offset, grad_x);
 }
 
 template <class T>
 void try_softmax(Size size, Random& random) {
     const Problem<T> problem(size, random);
-    const int64_t count = size.rows * size.n;
+    const int64_t count = size.elements();
     const Array<T> a(count, random), w(count, random), grad(count, random), grad_x(count, random);
     fill(grad, random);
     softmax(
@@ -307,13 +307,32 @@ Size draw_size(Random& random) {
         n = std::max<int64_t>(1, around[random.between(0, 4)] + random.between(-3, 3));
     // Few rows; or enough for the threads of the library.
     const int64_t rows = random.one_in(4) ? 1 + 33000 / n : random.between(1, 5);
-    return {rows, n, random.between(1, 5)};
+    return {rows, n, random.between(1, 5), nullptr};
 }
+
+// Rows of any lengths up to that size, but no more elements than in all of its rows.
+struct RaggedSize {
+    Array<int64_t> offsets;
+    Size size;
+
+    RaggedSize(Size even, Random& random) : offsets(even.rows + 1, random), size(even) {
+        int64_t end = 0;
+        for (int64_t& offset : offsets) {
+            offset = end;
+            end += random.one_in(4) ? 0 : random.between(0, random.one_in(3) ? even.n : 9);
+        }
+        size.n = *(offsets.end() - 1);
+        size.offsets = offsets.data();
+    }
+};
 
 void try_case(uint64_t seed) {
     Random random(seed);
-    const Size size = draw_size(random);
-    switch (random.between(0, 10)) {
+    Size size = draw_size(random);
+    const auto kernel = random.between(0, 10);
+    const RaggedSize ragged(size, random);
+    if (kernel < 4 && ragged.size.n > 0 && random.one_in(2)) size = ragged.size;
+    switch (kernel) {
         case 0:
             return try_threshold<float>(size, random);
         case 1:
@@ -381,10 +400,11 @@ void commit(const std::string& fault) {
     const bool misaligned = fault == "misaligned", overflows = fault == "overflow";
     const auto from =
         reinterpret_cast<const float*>(reinterpret_cast<char*>(x.data()) + misaligned);
-    const Size size{overflows ? std::numeric_limits<int64_t>::max() : 1, n, 1};
+    const Size size{overflows ? std::numeric_limits<int64_t>::max() : 1, n, 1, nullptr};
     // The smallest are wanted where single elements have to be read: vectors may be unaligned.
     const Scores<float> scores{size, from, nullptr, !misaligned};
-    const ThresholdCall<float> call{scores, {3.0, nullptr}, {1.0, nullptr}, a.data(), nullptr};
+    const ThresholdCall<float> call{scores,   {3.0, nullptr}, {1.0, nullptr},
+                                    a.data(), nullptr,        nullptr};
     if (fault != "race") {
         threshold(call);
         return;

@@ -51,9 +51,16 @@ def _over_mesh(
     eps: Any = 0.1,
     dim: Dims = -1,
     mask: Tensor | None = None,
+    offsets: Tensor | None = None,
     **options: Any,
 ) -> Tensor:
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+    if offsets is not None:
+        raise NotImplementedError(
+            f"{function.__name__} takes no offsets for a DTensor; use scores.to_local() and the "
+            "offsets of its rows"
+        )
 
     _register_rules()
     if not isinstance(dim, int):

@@ -17,8 +17,8 @@ def is_nested(value: object) -> bool:
 
 
 def takes_nested(function: Callable[..., Any], per_row: bool = False) -> Callable[..., Any]:
-    """An operator of ragged rows whose scores may be nested. Its result is (..., total), or
-    (..., rows) if it is ``per_row``."""
+    """An operator of ragged rows whose scores may be nested. Its result is (..., total), or one or
+    several (..., rows) if it is ``per_row``."""
 
     @wraps(function)
     def wrapper(
@@ -26,29 +26,28 @@ def takes_nested(function: Callable[..., Any], per_row: bool = False) -> Callabl
         k: Any,
         offsets: Tensor | None,
         *,
-        eps: Any,
         dim: int,
         mask: Tensor | None,
         **options: Any,
     ) -> Any:
         if not is_nested(scores):
-            return function(scores, k, offsets, eps=eps, dim=dim, mask=mask, **options)
+            return function(scores, k, offsets, dim=dim, mask=mask, **options)
         if offsets is not None:
             raise TypeError("offsets must be None for nested scores, which have their own")
         scores = _jagged(scores, dim)
         of_rows = (scores.shape[0], *_without_ragged(scores))
-        values = _values(scores)
+        if "eps" in options:
+            options["eps"] = _last(options["eps"], "eps", of_rows)
         result = function(
-            values,
+            _values(scores),
             _last(k, "k", of_rows),
             scores.offsets(),
-            eps=_last(eps, "eps", of_rows),
             dim=-1,
             mask=None if mask is None else _mask(mask, scores),
             **options,
         )
         if per_row:
-            return result.movedim(-1, 0)
+            return _rows_first(result)
         ragged = scores._ragged_idx
         return torch.nested.nested_tensor_from_jagged(
             result.movedim(-1, ragged - 1), scores.offsets(), jagged_dim=ragged
@@ -65,7 +64,7 @@ def _jagged(scores: Tensor, dim: int) -> Any:
             "torch.nested.as_nested_tensor(list(scores.unbind()), layout=torch.jagged)"
         )
     ragged = scores._ragged_idx  # type: ignore[attr-defined]
-    if not isinstance(dim, int) or isinstance(dim, bool) or dim % scores.ndim != ragged:
+    if dim not in (ragged, ragged - scores.ndim) or isinstance(dim, bool):
         raise ValueError(
             f"dim must be the ragged dimension {ragged} of nested scores, got dim={dim!r}; "
             "along another one use scores.values()"
@@ -91,6 +90,13 @@ def _last(value: Any, name: str, shape: tuple[int, ...]) -> Any:
         return value
     check_broadcast(name, value.shape, torch.Size(shape))
     return value.expand(shape).movedim(0, -1)
+
+
+def _rows_first(result: Any) -> Any:
+    if isinstance(result, Tensor):
+        return result.movedim(-1, 0)
+    moved = [numbers.movedim(-1, 0) for numbers in result]
+    return type(result)(*moved) if hasattr(result, "_fields") else tuple(moved)
 
 
 def _mask(mask: Any, scores: Any) -> Any:

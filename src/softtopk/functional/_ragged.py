@@ -103,6 +103,12 @@ class Segments:
         wide = numbers.to(algebra_dtype(numbers))
         return wide.gather(-2, self._index(wide)).to(numbers.dtype)
 
+    def order(self, values: Tensor) -> Tensor:
+        """Places (..., total) of values (..., total): row after row, from the largest to the
+        least."""
+        order = values.argsort(dim=-1, descending=True)
+        return order.gather(-1, self.row[order].argsort(dim=-1, stable=True))
+
     def _index(self, like: Tensor) -> Tensor:
         return self.row.unsqueeze(-1).expand(*like.shape[:-2], self.total, like.shape[-1])
 
@@ -158,14 +164,18 @@ def ragged_of(
 # The solver.
 
 
-def _places(k: Count, x: Tensor, offsets: Tensor) -> Tensor:
-    """(..., rows, 1)"""
+def places_of_rows(k: Count, x: Tensor, offsets: Tensor) -> Tensor:
+    """k as a tensor (..., rows, 1)."""
     return places_of(k, x).expand(*x.shape[:-1], offsets.shape[-1] - 1, 1)
 
 
-def _find_pivots(x: Tensor, k: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+def find_pivots(x: Tensor, k: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
     """The ceil(k)-th largest element of every row of ``x`` (..., total), at infinity where nothing
     is left to solve; and whether infinite scores share the places. Both (..., rows, 1)."""
+    return (_pivots_op if is_traced(x) else _find_pivots)(x, k, offsets)
+
+
+def _find_pivots(x: Tensor, k: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
     library, accelerator = library_for(x, k, offsets), triton_for(x, k, offsets)
     shape = (*x.shape[:-1], offsets.shape[-1] - 1, 1)
     if library is not None:
@@ -186,8 +196,7 @@ def _find_pivots(x: Tensor, k: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]
 
 
 def _pivots_by_sorting(x: Tensor, k: Tensor, segments: Segments) -> Tensor:
-    order = x.argsort(dim=-1, descending=True)
-    order = order.gather(-1, segments.row[order].argsort(dim=-1, stable=True))
+    order = segments.order(x)
     lengths = segments.offsets.diff().unsqueeze(-1)
     rank = whole_number(k, torch.ceil).long().clamp(min=1).minimum(lengths)
     index = segments.offsets[:-1].unsqueeze(-1) + rank - 1
@@ -335,9 +344,9 @@ def _threshold_of(
 ) -> tuple[Tensor, Tensor, Tensor, Segments]:
     """Pivots and offsets of the thresholds (..., rows, 1), and distances (..., total, 1), of scores
     in canonical form. Differentiable in the first three arguments."""
-    segments, places = Segments(offsets, x.shape[-1]), _places(k, x, offsets)
+    segments, places = Segments(offsets, x.shape[-1]), places_of_rows(k, x, offsets)
     fixed, traced = places.detach(), is_traced(x)
-    pivot, crowded = (_pivots_op if traced else _find_pivots)(x.detach(), fixed, offsets)
+    pivot, crowded = find_pivots(x.detach(), fixed, offsets)
     pivots, taken, shared = (segments.spread(each) for each in (pivot, fixed, crowded))
     taus = segments.spread(tau.expand(*pivot.shape)) if isinstance(tau, Tensor) else tau
     d = measured(x.unsqueeze(-1), pivots, taken, taus, shared).squeeze(-1)
@@ -472,7 +481,7 @@ _PLAIN = {
 _NATIVE = ("indicator", "softmax")
 
 
-def _quantity(name: Any, ragged: Ragged) -> Tensor:
+def quantity(name: Any, ragged: Ragged) -> Tensor:
     """(..., total), or thresholds (..., rows, 1), by the exact solver."""
     rows, k, offsets = ragged
     plain = partial(_PLAIN[name], offsets=offsets)
@@ -507,15 +516,15 @@ def _log_indicator(ragged: Ragged, solver: Solver) -> Tensor:
     setting = sinkhorn_of(solver)
     if setting is not None:
         return _by_sinkhorn(log_indicator_by_sinkhorn, ragged, setting)
-    return _quantity("log_indicator", ragged)
+    return quantity("log_indicator", ragged)
 
 
 def hard_selection(ragged: Ragged) -> Tensor:
     """The 0/1 selection (..., total) of the round(k) largest; of equal ones the first."""
     x, offsets = ragged.rows.canonical().scores.detach(), ragged.offsets
-    k = whole_number(_places(ragged.k, x, offsets).detach(), torch.round)
+    k = whole_number(places_of_rows(ragged.k, x, offsets).detach(), torch.round)
     segments = Segments(offsets, x.shape[-1])
-    pivot, _ = (_pivots_op if is_traced(x) else _find_pivots)(x, k, offsets)
+    pivot, _ = find_pivots(x, k, offsets)
     elements, pivots = x.unsqueeze(-1), segments.spread(pivot)
     above, tied = elements > pivots, elements == pivots
     n_above = segments.sum(above)
@@ -548,7 +557,7 @@ def soft_topk(
         if not may_differentiate(rows.scores, rows.tau, ragged.k):
             return rows.restore(selected)
     if setting is None:
-        soft = _quantity("indicator", ragged)
+        soft = quantity("indicator", ragged)
     else:
         soft = _by_sinkhorn(indicator_by_sinkhorn, ragged, setting)
     return rows.restore(straight_through(selected, soft) if hard else soft)
@@ -569,7 +578,7 @@ def topk_threshold(
     setting = sinkhorn_of(solver)
     ragged = ragged_of(scores, k, offsets, **options)
     if setting is None:
-        threshold = _quantity("threshold", ragged)
+        threshold = quantity("threshold", ragged)
     else:
         threshold = threshold_by_sinkhorn(_padded(ragged)[0], ragged.k, setting)
         threshold = threshold if ragged.rows.largest else -threshold
@@ -591,7 +600,7 @@ def soft_topk_softmax(
         if not may_differentiate(rows.scores, rows.tau, ragged.k):
             return rows.restore(kept)
     if setting is None:
-        weights = _quantity("softmax", ragged)
+        weights = quantity("softmax", ragged)
     else:
         weights = _weigh(x, _log_indicator(ragged, solver), segments)
     return rows.restore(straight_through(kept, weights) if hard else weights)

@@ -287,11 +287,17 @@ def largest_of(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     if is_readable(x):
         index = chosen.nonzero()[:, -1].view(*x.shape[:-1], k)
         return index, x.gather(-1, index)
-    place = torch.where(chosen, chosen.cumsum(-1) - 1, k)  # the others go into a column of no use
-    index = torch.zeros(*x.shape[:-1], k + 1, dtype=torch.int64, device=x.device)
-    at = torch.arange(x.shape[-1], device=x.device).expand(x.shape)
-    index = index.scatter(-1, place, at)[..., :k]
+    index = indices_of(chosen, k)
     return index, x.gather(-1, index)
+
+
+def indices_of(chosen: Tensor, size: int) -> Tensor:
+    """Places (..., size) of the chosen elements, in order, of which there are ``size`` at most; 0
+    where there are fewer."""
+    place = torch.where(chosen, chosen.cumsum(-1) - 1, size)  # the others: a column of no use
+    index = torch.zeros(*chosen.shape[:-1], size + 1, dtype=torch.int64, device=chosen.device)
+    at = torch.arange(chosen.shape[-1], device=chosen.device).expand(chosen.shape)
+    return index.scatter(-1, place, at)[..., :size]
 
 
 def distances(x: Tensor, pivot: Tensor, places: Tensor, tau: Strength) -> tuple[Tensor, Tensor]:

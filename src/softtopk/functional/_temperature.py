@@ -24,9 +24,13 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from .._checks import Count, Dims, Strength, check_flag, check_number, check_ranks
+from .._checks import Count, Dims, Strength, check_flag, check_number, check_positive, check_ranks
+from ._nested import is_nested, takes_nested
+from ._ragged import Ragged, Segments, find_pivots, places_of_rows, quantity, ragged_of
+from ._ragged import hard_selection as ragged_hard_selection
 from ._rows import Normalize, algebra_dtype, hard_selection, pivot_of, unsorted_rows
 from ._sorted import sorted_soft_topk
 from ._unsorted import indicator, slopes, soft_topk
@@ -49,6 +53,7 @@ def eps_for(
     mask: Tensor | None = None,
     per_row: bool = True,
     sorted: bool = False,
+    offsets: Tensor | None = None,
 ) -> Tensor | float:
     """The eps at which about ``width`` elements are undecided: 0.05 < A < 0.95.
 
@@ -67,10 +72,11 @@ def eps_for(
         sorted: For `sorted_soft_topk`, where the number is the mean over the k thresholds between
             neighbouring ranks: 0.05 < P(rank <= j) < 0.95.
 
-    The other arguments are those of `soft_topk`.
+    The other arguments are those of `soft_topk`. Of ragged rows a width may be above the length.
 
     Returns:
-        A tensor of the shape of scores without ``dim``, for ``eps=``; or a float.
+        A tensor of the shape of scores without ``dim``, for ``eps=``; or a float. With ``offsets``
+        (..., rows).
 
     >>> scores = torch.linspace(0, 1, 101)  # evenly spaced
     >>> eps = eps_for(scores, 50, width=20)
@@ -82,6 +88,7 @@ def eps_for(
     """
     check_flag("per_row", per_row)
     options: dict[str, Any] = {"width": width, "dim": dim, "largest": largest, "mask": mask}
+    options["offsets"] = offsets
     if per_row:
         return _eps_of_rows(scores, k, **options, sorted=sorted)[0]
     found = common_eps(scores, k, **options, sorted=sorted)
@@ -106,9 +113,16 @@ def _eps_of_rows(
     largest: bool,
     mask: Tensor | None,
     sorted: bool,
+    offsets: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """eps (...), and in which rows it matters (...)."""
     check_flag("sorted", sorted)
+    if offsets is not None or is_nested(scores):
+        if sorted:
+            raise NotImplementedError("the sorted operator takes no ragged rows; use sorted=False")
+        return _eps_of_ragged_rows(
+            scores, k, offsets, width=width, dim=dim, largest=largest, mask=mask
+        )
     rows, k = unsorted_rows(scores, k, eps=1.0, dim=dim, largest=largest, mask=mask, normalize=None)
     width = check_number("width", width)
     if not 0 < width <= rows.n:
@@ -119,26 +133,87 @@ def _eps_of_rows(
         x = rows.canonical().scores.detach()
         k = k.detach() if isinstance(k, Tensor) else k
         places = k.squeeze(-1) if isinstance(k, Tensor) else k
-        ranks, undecided = 0, _undecided
+        over, ranks = _Even(), 0
+        count = partial(_undecided, x, places, over, None)
         if sorted:
             check_ranks(places, rows.n, rows.batch)  # type: ignore[arg-type]
-            ranks, undecided = int(torch.as_tensor(k).max()) if x.numel() else 0, _undecided_ranks
-        low, high, known = _limits(x, k, ranks)
-        count = partial(undecided, x, places)
+            ranks = int(torch.as_tensor(k).max()) if x.numel() else 0
+            count = partial(_undecided_ranks, x, places)
+        low, high, known = _limits(x, pivot_of(_quarter(x), k).squeeze(-1), ranks, over)
         eps = torch.where(known, _search(count, low, high, width, x.dtype), 1.0)
-        return eps, known & _has_choice(x, k)
+        return eps, known & _has_choice(x, places, over)
 
 
-def _has_choice(x: Tensor, k: Count) -> Tensor:
+@partial(takes_nested, per_row=True)
+def _eps_of_ragged_rows(
+    scores: Tensor, k: Count, offsets: Tensor, *, width: float, **options: Any
+) -> tuple[Tensor, Tensor]:
+    """The same, with rows (..., rows)."""
+    width = check_positive("width", width)
+    ragged = ragged_of(scores, k, offsets, eps=1.0, normalize=None, **options)
+    with torch.no_grad():
+        x, offsets = ragged.rows.canonical().scores.detach(), ragged.offsets
+        over = _Uneven(ragged)
+        k = places_of_rows(ragged.k, x, offsets).detach()
+        places = k.squeeze(-1)
+        pivot = find_pivots(_quarter(x), k, offsets)[0].squeeze(-1)
+        low, high, known = _limits(x, pivot, 0, over)
+        count = partial(_undecided, x, places, over, offsets)
+        eps = torch.where(known, _search(count, low, high, width, x.dtype), 1.0)
+        return eps, known & _has_choice(x, places, over)
+
+
+class _Even:
+    """Numbers of the rows (...) of values (..., n)."""
+
+    def sum(self, values: Tensor) -> Tensor:
+        return values.sum(-1)
+
+    def largest(self, values: Tensor) -> Tensor:
+        return values.amax(-1)
+
+    def spread(self, numbers: Tensor) -> Tensor:
+        """As they broadcast to the elements."""
+        return numbers.unsqueeze(-1)
+
+    def fewest(self, shares: Tensor) -> Tensor:
+        """The fewest elements that have `MOST` of the sum of a row, which is one."""
+        shares = shares.sort(-1, descending=True).values
+        before = shares.cumsum(-1) - shares
+        return self.sum((before < MOST) & (shares > 0))
+
+
+class _Uneven(_Even):
+    """Numbers of the ragged rows (..., rows) of values (..., total)."""
+
+    def __init__(self, ragged: Ragged) -> None:
+        self._segments = Segments(ragged.offsets, ragged.rows.n)
+
+    def sum(self, values: Tensor) -> Tensor:
+        return self._segments.sum(values.unsqueeze(-1)).squeeze(-1)
+
+    def largest(self, values: Tensor) -> Tensor:
+        return self._segments.largest(values.unsqueeze(-1)).squeeze(-1)
+
+    def spread(self, numbers: Tensor) -> Tensor:
+        return self._segments.spread(numbers.unsqueeze(-1)).squeeze(-1)
+
+    def fewest(self, shares: Tensor) -> Tensor:
+        shares = shares.to(algebra_dtype(shares)).gather(-1, self._segments.order(shares))
+        up_to = F.pad(shares.cumsum(-1), (1, 0))
+        before = up_to[..., :-1] - self.spread(up_to[..., self._segments.offsets[:-1]])
+        return self.sum((before < MOST) & (shares > 0))
+
+
+def _has_choice(x: Tensor, k: Count, over: _Even) -> Tensor:
     """Rows (...) in which some elements that take part are selected and others are not."""
-    ahead, part = (x == math.inf).sum(-1, keepdim=True), (x != -math.inf).sum(-1, keepdim=True)
-    choice = (ahead < k) & (k < part) & ~x.isnan().any(-1, keepdim=True)
-    return choice.squeeze(-1)
+    ahead, part = over.sum(x == math.inf), over.sum(x != -math.inf)
+    return (ahead < k) & (k < part) & (over.sum(x.isnan()) == 0)
 
 
-def _undecided(x: Tensor, k: Count, eps: Tensor) -> Tensor:
-    """How many elements of the rows (..., n) are undecided: (...)."""
-    return _is_undecided(soft_topk(x, k, eps=eps)).sum(-1)
+def _undecided(x: Tensor, k: Count, over: _Even, offsets: Tensor | None, eps: Tensor) -> Tensor:
+    """How many elements of the rows are undecided: (...)."""
+    return over.sum(_is_undecided(soft_topk(x, k, eps=eps, offsets=offsets)))
 
 
 def _undecided_ranks(x: Tensor, k: Count, eps: Tensor) -> Tensor:
@@ -154,24 +229,26 @@ def _is_undecided(a: Tensor) -> Tensor:
     return (a > DECIDED) & (a < 1.0 - DECIDED)
 
 
-def _limits(x: Tensor, k: Count, ranks: int) -> tuple[Tensor, Tensor, Tensor]:
+def _quarter(x: Tensor) -> Tensor:
+    """A quarter of the finite scores, since the difference of two may be too large to represent; in
+    float64 where there is one."""
+    return torch.where(x.isfinite(), 0.25 * x.to(algebra_dtype(x)), -math.inf)
+
+
+def _limits(x: Tensor, pivot: Tensor, ranks: int, over: _Even) -> tuple[Tensor, Tensor, Tensor]:
     """Logarithms of the least and the largest eps to look at (...), in float64 where there is one,
-    and which rows have two different finite scores."""
-    # A quarter of the scores, since the difference of two may be too large to represent.
-    x = torch.where(x.isfinite(), 0.25 * x.to(algebra_dtype(x)), math.nan)
-    lowest = x.nan_to_num(nan=math.inf).amin(-1, keepdim=True)
-    x = x.nan_to_num(nan=-math.inf)
-    span = x.amax(-1, keepdim=True) - lowest
+    and which rows have two different finite scores. ``pivot`` (...) is that of a quarter."""
+    x = _quarter(x)
+    span = over.largest(x) + over.largest(torch.where(x == -math.inf, x, -x))
     known = (span > 0) & span.isfinite()
-    gaps = (x - pivot_of(x, k)).abs()
+    gaps = (x - over.spread(pivot)).abs()
     if ranks > 1:
         gaps = torch.cat([gaps, -x.topk(ranks).values.diff(dim=-1)], -1)
-    gaps = torch.where(gaps > 0, gaps, math.inf)
-    gap = torch.minimum(gaps.amin(-1, keepdim=True), span)
+    gap = torch.minimum(-over.largest(torch.where(gaps > 0, -gaps, -math.inf)), span)
     # The window of a quarter of the smallest gap holds no element beside the ties. At four times
     # the range, A is uniform up to a factor of about 1.6.
-    low, high = (torch.where(known, each, 1.0).log2().squeeze(-1) for each in (gap, span))
-    return low, high + 4.0, known.squeeze(-1)
+    low, high = (torch.where(known, each, 1.0).log2() for each in (gap, span))
+    return low, high + 4.0, known
 
 
 def _search(
@@ -252,6 +329,7 @@ def sharpness(
     largest: bool = True,
     mask: Tensor | None = None,
     normalize: Normalize = None,
+    offsets: Tensor | None = None,
 ) -> Sharpness:
     """How soft `soft_topk` is at ``eps``, row by row: what to look at when training stalls.
 
@@ -261,18 +339,43 @@ def sharpness(
     >>> print(sharpness(scores, 10, eps=0.1))
     24.0 elements undecided, 3.1 of 10 places misplaced, 95 % of the gradient on 25.0 elements
     """
+    if offsets is not None or is_nested(scores):
+        return _ragged_sharpness(
+            scores,
+            k,
+            offsets,
+            eps=eps,
+            dim=dim,
+            largest=largest,
+            mask=mask,
+            normalize=normalize,
+        )
     with torch.no_grad():
         rows, places = unsorted_rows(
             scores, k, eps=eps, dim=dim, largest=largest, mask=mask, normalize=normalize
         )
-        a = indicator(rows, places)
-        hard = hard_selection(rows.canonical().scores, places)
-        share = slopes(a)[1].sort(-1, descending=True).values
-        before = share.cumsum(-1) - share
-        return Sharpness(
-            undecided=_is_undecided(a).sum(-1),
-            misplaced=(hard * (1.0 - a)).sum(-1),
-            receiving=((before < MOST) & (share > 0)).sum(-1),
-            k=a.sum(-1),
-            choice=_has_choice(rows.canonical().scores, places),
-        )
+        x = rows.canonical().scores
+        a, hard = indicator(rows, places), hard_selection(x, places)
+        places = places.squeeze(-1) if isinstance(places, Tensor) else places
+        return _sharpness(x, a, hard, places, _Even())
+
+
+@partial(takes_nested, per_row=True)
+def _ragged_sharpness(scores: Tensor, k: Count, offsets: Tensor, **options: Any) -> Sharpness:
+    ragged = ragged_of(scores, k, offsets, **options)
+    with torch.no_grad():
+        x, over = ragged.rows.canonical().scores, _Uneven(ragged)
+        a, hard = quantity("indicator", ragged), ragged_hard_selection(ragged)
+        places = places_of_rows(ragged.k, x, ragged.offsets).squeeze(-1)
+        return _sharpness(x, a, hard, places, over)
+
+
+def _sharpness(x: Tensor, a: Tensor, hard: Tensor, k: Count, over: _Even) -> Sharpness:
+    _, share = slopes(a, lambda values: over.spread(over.sum(values)))
+    return Sharpness(
+        undecided=over.sum(_is_undecided(a)),
+        misplaced=over.sum(hard * (1.0 - a)),
+        receiving=over.fewest(share),
+        k=over.sum(a),
+        choice=_has_choice(x, k, over),
+    )

@@ -423,7 +423,11 @@ def _solve(
     return a, library.threshold(x, mask, per_row(k, x), per_row(tau, x), largest, indicator=a)
 
 
-def slopes(a: Tensor) -> tuple[Tensor, Tensor]:
+def _sum_of_row(values: Tensor) -> Tensor:
+    return values.sum(-1, keepdim=True)
+
+
+def slopes(a: Tensor, total_of: Callable[[Tensor], Tensor] = _sum_of_row) -> tuple[Tensor, Tensor]:
     """s = A (1 - A), and each as a share of their sum, by which means are weighted.
 
     The shares are zero in rows where s has all but vanished: all of A is saturated there. The root
@@ -431,7 +435,7 @@ def slopes(a: Tensor) -> tuple[Tensor, Tensor]:
     """
     a = F.threshold(a, torch.finfo(a.dtype).tiny, 0.0)  # what is below takes a CPU ten times longer
     s = a * (1.0 - a)
-    total = s.sum(-1, keepdim=True)
+    total = total_of(s)
     alive = total > math.sqrt(torch.finfo(s.dtype).tiny)
     return s, s / torch.where(alive, total, math.inf)
 

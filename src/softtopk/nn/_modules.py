@@ -22,7 +22,7 @@ from ..functional import Normalize, Solver, soft_topk, sorted_soft_topk
 from ..functional._rows import size_of
 from ..functional._sinkhorn import sinkhorn_of
 from ..functional._temperature import common_eps
-from ._temperature import Tempered
+from ._temperature import Tempered, brief
 
 
 class _TopK(Tempered):
@@ -75,19 +75,22 @@ class _TopK(Tempered):
     def _check_k(self, k: Any) -> None:
         raise NotImplementedError
 
-    def _options(self, scores: Tensor, mask: Tensor | None) -> dict[str, Any]:
-        """The arguments of the operator besides the scores and k."""
+    def _options(self, scores: Tensor, mask: Tensor | None, **rows: Any) -> dict[str, Any]:
+        """The arguments of the operator besides the scores and k. ``rows`` says where they are."""
 
         def calibrate(width: float) -> Tensor:
-            n = size_of(scores, check_dims(scores, self.dim))
+            ragged = scores.is_nested or rows.get("offsets") is not None
+            if not ragged:
+                width = min(width, size_of(scores, check_dims(scores, self.dim)))
             return common_eps(
                 scores,
                 self.k,
-                width=min(width, n),
+                width=width,
                 dim=self.dim,
                 largest=self.largest,
                 mask=mask,
                 sorted=self._sorted,
+                **rows,
             )
 
         hard = self.hard or (self.hard_eval and not self.training)
@@ -99,22 +102,17 @@ class _TopK(Tempered):
             "normalize": self.normalize,
             "hard": hard,
             "solver": self.solver,
+            **rows,
         }
 
     def extra_repr(self) -> str:
         temperature = "eps" if self.width is None else "width"
         names = ("k", temperature, "learn_eps", "hard_eval", "dim", "largest", "normalize", "hard")
-        return ", ".join(f"{name}={_brief(getattr(self, name))}" for name in (*names, "solver"))
+        return ", ".join(f"{name}={brief(getattr(self, name))}" for name in (*names, "solver"))
 
 
 def _own_batch(k: object) -> torch.Size:
     return k.shape if isinstance(k, Tensor) else torch.Size()
-
-
-def _brief(value: object) -> str:
-    if isinstance(value, Tensor) and value.numel() != 1:
-        return f"tensor of shape {tuple(value.shape)}"
-    return f"{value.item():.6g}" if isinstance(value, Tensor) else repr(value)
 
 
 class SoftTopK(_TopK):
@@ -133,7 +131,8 @@ class SoftTopK(_TopK):
 
     ``recalibrate()`` lets the next training batch decide again, and `WidthSchedule` anneals the
     width. In eval mode before any training batch, every call has the eps of its own scores. A batch
-    without a scale, such as scores that are all zero, decides nothing. With several processes,
+    without a scale, such as scores that are all zero, decides nothing. Ragged rows are given as to
+    `soft_topk`: ``select(scores, offsets=offsets)``, or nested scores. With several processes,
     calibrate before ``DistributedDataParallel`` takes the module, or give an eps.
 
     >>> select = SoftTopK(2, width=4)
@@ -148,8 +147,10 @@ class SoftTopK(_TopK):
     def _check_k(self, k: Any) -> None:
         check_k(k, math.inf, _own_batch(k))
 
-    def forward(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
-        return soft_topk(scores, self.k, **self._options(scores, mask))
+    def forward(
+        self, scores: Tensor, mask: Tensor | None = None, offsets: Tensor | None = None
+    ) -> Tensor:
+        return soft_topk(scores, self.k, **self._options(scores, mask, offsets=offsets))
 
 
 class SortedSoftTopK(_TopK):

@@ -8,11 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .._checks import check_integer, check_share
+from .._checks import Strength, check_integer
 from .._dispatch import is_readable
 from ..functional import soft_topk
-from ..functional._temperature import common_eps
-from ._temperature import Tempered
+from ._temperature import Tempered, check_ratio, share_of, width_to_eps
 
 
 class Nodes(NamedTuple):
@@ -71,18 +70,14 @@ class TopKPool(Tempered):
         in_channels: int,
         ratio: float = 0.5,
         *,
-        eps: float | None = None,
+        eps: Strength | None = None,
         width: float | None = None,
         learn_eps: bool = False,
     ) -> None:
         super().__init__()
         self.in_channels = check_integer("in_channels", in_channels)
-        if isinstance(ratio, float):
-            if check_share("ratio", ratio) == 0:
-                raise ValueError("ratio must be above 0, got ratio=0.0")
-        else:
-            check_integer("ratio", ratio)
-        self.ratio = ratio
+        is_share = isinstance(ratio, float)
+        self.ratio = check_ratio("ratio", ratio) if is_share else check_integer("ratio", ratio)
         if eps is None and width is None:
             width = 8.0
         self._hold(eps, width, learn_eps)
@@ -130,29 +125,17 @@ class TopKPool(Tempered):
             batch = torch.zeros(len(x), dtype=torch.int64, device=x.device)
         counts = _nodes_per_graph(batch, len(x))
         offsets = nn.functional.pad(counts.cumsum(0), (1, 0))
-        k = counts.clamp(max=self.ratio)
-        if isinstance(self.ratio, float):
-            k = (self.ratio * counts.float()).ceil().long()
+        whole = isinstance(self.ratio, int)
+        k = counts.clamp(max=self.ratio) if whole else share_of(self.ratio, counts)
         scores = (x * self.weight).sum(-1) / self.weight.norm().clamp(min=1e-12)
-
-        def calibrate(width: float) -> Tensor:
-            if not len(x):
-                return scores.new_tensor(math.nan)
-            longest = int(counts.max())
-            rows = scores.new_full((len(counts), longest), -math.inf)
-            rows[batch, torch.arange(len(x), device=x.device) - offsets[batch]] = scores.detach()
-            options = {"width": min(width, longest), "dim": -1, "largest": True, "mask": None}
-            return common_eps(rows, k, **options, sorted=False)
-
-        eps = self._eps_now(calibrate, False, scores)
+        eps = self._eps_now(width_to_eps(scores, k, offsets=offsets), False, scores)
         weight = soft_topk(scores, k, eps=eps, offsets=offsets)
         kept = soft_topk(scores.detach(), k, eps=eps, offsets=offsets, hard=True) > 0.5
         index = kept.nonzero().squeeze(-1)
         return Nodes(index, weight[index], batch[index])
 
     def extra_repr(self) -> str:
-        temperature = "eps" if self.width is None else "width"
-        return f"{self.in_channels}, ratio={self.ratio}, {temperature}={getattr(self, temperature)}"
+        return f"{self.in_channels}, ratio={self.ratio}, {self._shown()}"
 
 
 def _nodes_per_graph(batch: Tensor, n: int) -> Tensor:

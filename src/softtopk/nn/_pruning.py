@@ -7,8 +7,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from .._checks import check_integer_k, check_positive
+from .._checks import check_integer_k
 from ._modules import SoftTopK
+from ._temperature import check_ratio, share_of
 
 
 class TopKPruning(SoftTopK):
@@ -42,7 +43,7 @@ def topk_prune_(
         module: The module with the weight, such as a linear layer. It is changed in place.
         name: The name of the parameter.
         k: How many entries stay; or
-        density: which share of them, above 0 and at most 1.
+        density: which share of them, above 0 and at most 1, rounded up.
         options: ``eps``, ``width``, ``learn_eps`` and ``hard`` of `SoftTopK`. Without ``eps`` and
             ``width``, the width is the number of entries that stay, and eps follows from it now and
             whenever the width is set: call ``recalibrate()`` after you have loaded other weights.
@@ -65,9 +66,7 @@ def topk_prune_(
         raise ValueError(f"give k or density, one of them, got k={k} and density={density}")
     n = weight.numel()
     if density is not None:
-        if check_positive("density", density) > 1:
-            raise ValueError(f"density must be at most 1, got density={density}")
-        k = max(1, round(density * n))
+        k = share_of(check_ratio("density", density), n)
     k = check_integer_k(k, n, "pruning")  # type: ignore[arg-type]
     if "eps" not in options:
         options.setdefault("width", max(1, min(k, n - k)))
@@ -81,7 +80,8 @@ def finish_pruning_(model: nn.Module) -> nn.Module:
     """Make every choice of `topk_prune_` in a model hard for good: the weights are parameters
     again, with zeros where nothing was kept.
 
-    They are dense: a training that goes on will fill the zeros.
+    They are dense: a training that goes on will fill the zeros. A deep copy of a pruned module shares
+    its class in torch, and loses its weight with this call: copy afterwards.
 
     >>> layer = finish_pruning_(topk_prune_(nn.Linear(20, 10), k=5))
     >>> layer.weight.count_nonzero()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .._checks import (
+    Count,
     Strength,
     check_choice,
     check_eps,
@@ -19,6 +20,11 @@ from .._checks import (
     check_positive,
 )
 from .._dispatch import is_ordinary, may_differentiate
+from ..functional._rows import algebra_dtype
+from ..functional._temperature import common_eps
+
+#: The width of a module that learns only from its input how many elements it selects.
+TWICE_K = math.nan
 
 
 class Tempered(nn.Module):
@@ -59,7 +65,8 @@ class Tempered(nn.Module):
             both = "" if eps is None else f", got eps={eps} and width={width}"
             raise ValueError(f"give eps, the temperature, or width, to have it calibrated{both}")
         self.learn_eps = learn_eps
-        self._width = None if width is None else check_positive("width", width)
+        follows = width is TWICE_K
+        self._width = width if width is None or follows else check_positive("width", width)
         self._shape = torch.Size(shape)
         start = (torch.empty(()) if like is None else like).new_full(shape, math.nan)
         if learn_eps:
@@ -116,6 +123,13 @@ class Tempered(nn.Module):
         else:
             check_eps(eps, self._shape)
             self._keep(torch.as_tensor(eps, device=self._held().device))
+
+    def _shown(self) -> str:
+        """The temperature, for ``extra_repr``."""
+        if self._width is None:
+            return f"eps={brief(self.eps)}, learn_eps={self.learn_eps}"
+        width = "2 * k" if math.isnan(self._width) else repr(self._width)
+        return f"width={width}, learn_eps={self.learn_eps}"
 
     @property
     def width(self) -> float | None:
@@ -198,6 +212,53 @@ class Tempered(nn.Module):
         return given.log().expand(held.shape)
 
 
+def brief(value: object) -> str:
+    """An option, for ``extra_repr``."""
+    if isinstance(value, Tensor) and value.numel() != 1:
+        return f"tensor of shape {tuple(value.shape)}"
+    return f"{value.item():.6g}" if isinstance(value, Tensor) else repr(value)
+
+
+def width_to_eps(
+    scores: Tensor,
+    k: Count,
+    size: float = 0.0,
+    mask: Tensor | None = None,
+    dim: int = -1,
+    offsets: Tensor | None = None,
+) -> Callable[[float], Tensor]:
+    """How a module calibrates that selects k along ``dim`` of these scores, ``size`` at most."""
+
+    def calibrate(width: float) -> Tensor:
+        wanted = max(2.0, 2.0 * size) if math.isnan(width) else width
+        return common_eps(
+            scores,
+            k,
+            width=min(wanted, scores.shape[dim]),
+            dim=dim,
+            largest=True,
+            mask=mask,
+            sorted=False,
+            offsets=offsets,
+        )
+
+    return calibrate
+
+
+def share_of(ratio: float, n: Any) -> Any:
+    """ceil(ratio n), of an int or a tensor of ints, where 0.1 of 30 are 3 whatever the rounding."""
+    if isinstance(n, Tensor):
+        wide = n.to(algebra_dtype(n))
+        return (wide * ratio * (1 - 1e-9)).ceil().long()
+    return math.ceil(ratio * n * (1 - 1e-9))
+
+
+def check_ratio(name: str, value: float) -> float:
+    if not 0 < check_number(name, value) <= 1:
+        raise ValueError(f"{name} must be above 0 and at most 1, got {name}={value}")
+    return float(value)
+
+
 Shape = Literal["exponential", "linear", "cosine"]
 _SHAPES: dict[str, Callable[[float, float, float], float]] = {
     "exponential": lambda start, end, done: start ** (1 - done) * end**done,
@@ -255,6 +316,8 @@ class WidthSchedule:
             raise ValueError("a schedule would overwrite what learn_eps=True learns; use one")
         given = None if start is None else check_positive("start", start)
         self._starts = [float(given or part.width or 0) for part in self._modules]
+        if any(map(math.isnan, self._starts)):
+            raise ValueError("give start: the width of a part follows the size of its input")
         self.end = check_positive("end", end)
         self.last_step = 0
         self._apply()

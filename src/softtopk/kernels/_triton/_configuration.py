@@ -67,24 +67,23 @@ def long_configuration(n: int, rows: int, device: Device) -> Long:
     return Long(_warps(BLOCK, 4, device), programs, BLOCK)
 
 
-#: Ragged rows of up to so many elements are kept in registers. A multiple of the one before: a row
-#: of any length wastes no more of a program than that.
+#: Ragged rows of up to so many elements are kept in registers, one row in a program.
 RAGGED = (64, 1024)
 
 
 def ragged_configurations(
     total: int, rows: int, dtype: torch.dtype, device: Device
 ) -> list[tuple[int, Short | Long]]:
-    """For rows of any lengths, of ``total`` elements: the launches, each for the rows that are
-    longer than a number and not for the next launch.
+    """For rows of any lengths, of ``total`` elements: launches, each for the rows that are longer
+    than a number and not for the next launch.
 
-    The lengths are not known on the host. Programs of rows that are not theirs end at once.
+    The lengths are not known on the host. The programs of other rows end at once.
     """
     found: list[tuple[int, Short | Long]] = []
     shorter = -1  # the first takes empty rows too
     for columns in RAGGED:
         if total > shorter:
-            found.append((shorter, configuration(columns, rows, dtype, device)))
+            found.append((shorter, configuration(columns, 1, dtype, device)))
         shorter = columns
     if total > shorter:
         found.append((shorter, long_configuration(total, rows, device)))

@@ -66,8 +66,8 @@ struct Row {
     int64_t begin, n;
 };
 
-// Rows of n elements. Or, for the kernels of the threshold and of the softmax that are not in place,
-// ragged ones: of any lengths, n elements in all, each from one offset to the next.
+// Rows of n elements. Or, for the kernels of the threshold and of the softmax that are not in
+// place, ragged ones: of any lengths, n elements in all, each from one offset to the next.
 struct Size {
     int64_t rows, n, threads;
     const int64_t* offsets;  // (rows + 1), or null
@@ -91,7 +91,7 @@ template <class T>
 struct ThresholdCall {
     Scores<T> scores;
     PerRow k, tau;
-    T* a;                // (rows, n), or null
+    T* a;               // (rows, n), or null
     T *pivot, *offset;  // (rows), or null
 };
 

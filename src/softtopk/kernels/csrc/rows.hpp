@@ -215,10 +215,10 @@ void each_ragged_row(const Size& size, int threads, RowsOf rows_of) {
     });
 }
 
-// of_row(call, row, threads, space) for every row, each thread with a Space(longest, sizes...): rows
-// side by side when there are enough for all threads, else each row with all the threads. Of ragged
-// rows the short ones are side by side, in blocks of about as many elements, and every long one has
-// all the threads.
+// of_row(call, row, threads, space) for every row, each thread with a Space(longest, sizes...):
+// rows side by side when there are enough for all threads, else each row with all the threads. Of
+// ragged rows the short ones are side by side, in blocks of about as many elements, and every long
+// one has all the threads.
 //
 // All threads or one: OpenMP ends those that a call does not ask for, and torch would have to start
 // them again.
