@@ -27,7 +27,7 @@ from torch_geometric.nn.pool.select import Select, SelectOutput  # noqa: E402  #
 __all__ = ["SelectSoftTopK"]
 
 
-class SelectSoftTopK(Select):
+class SelectSoftTopK(Select):  # type: ignore[misc]
     """`softtopk.nn.TopKPool.select` in the place of ``SelectTopK``: the arguments are those of
     `TopKPool`. The ``weight`` of the output is the soft top-k of the nodes that are kept."""
 

@@ -124,10 +124,12 @@ class TopKPool(Tempered):
         if batch is None:
             batch = torch.zeros(len(x), dtype=torch.int64, device=x.device)
         counts = _nodes_per_graph(batch, len(x))
+        scores = (x * self.weight).sum(-1) / self.weight.norm().clamp(min=1e-12)
+        if not len(x):
+            return Nodes(batch, scores, batch)
         offsets = nn.functional.pad(counts.cumsum(0), (1, 0))
         whole = isinstance(self.ratio, int)
         k = counts.clamp(max=self.ratio) if whole else share_of(self.ratio, counts)
-        scores = (x * self.weight).sum(-1) / self.weight.norm().clamp(min=1e-12)
         eps = self._eps_now(width_to_eps(scores, k, offsets=offsets), False, scores)
         weight = soft_topk(scores, k, eps=eps, offsets=offsets)
         kept = soft_topk(scores.detach(), k, eps=eps, offsets=offsets, hard=True) > 0.5

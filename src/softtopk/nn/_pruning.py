@@ -80,8 +80,8 @@ def finish_pruning_(model: nn.Module) -> nn.Module:
     """Make every choice of `topk_prune_` in a model hard for good: the weights are parameters
     again, with zeros where nothing was kept.
 
-    They are dense: a training that goes on will fill the zeros. A deep copy of a pruned module shares
-    its class in torch, and loses its weight with this call: copy afterwards.
+    They are dense: a training that goes on will fill the zeros. A deep copy of a pruned module
+    shares its class in torch, and loses its weight with this call: copy afterwards.
 
     >>> layer = finish_pruning_(topk_prune_(nn.Linear(20, 10), k=5))
     >>> layer.weight.count_nonzero()
