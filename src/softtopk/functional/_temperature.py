@@ -210,9 +210,7 @@ def _has_choice(x: Tensor, k: Count, over: _Even) -> Tensor:
     return (ahead < k) & (k < part) & (over.sum(x.isnan()) == 0)
 
 
-def _undecided(
-    x: Tensor, k: Count, over: _Even, offsets: Tensor | None, eps: Tensor
-) -> Tensor:
+def _undecided(x: Tensor, k: Count, over: _Even, offsets: Tensor | None, eps: Tensor) -> Tensor:
     """How many elements of the rows are undecided: (...)."""
     return over.sum(_is_undecided(soft_topk(x, k, eps=eps, offsets=offsets)))
 
