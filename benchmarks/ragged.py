@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from softtopk import kernels, log_soft_topk, soft_topk, soft_topk_softmax
+from softtopk import log_soft_topk, soft_topk, soft_topk_softmax
 
 OPERATORS = (soft_topk, soft_topk_softmax, log_soft_topk)
 LONGEST = 10_000
@@ -91,7 +91,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--plain", action="store_true", help="without the native library")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     names = ("offsets, ns", "padded, ns", "one by one, ns", "padded / offsets", "loop / offsets")
