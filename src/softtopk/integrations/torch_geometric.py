@@ -40,9 +40,9 @@ class SelectSoftTopK(Select):  # type: ignore[misc]
 
     def forward(self, x: Tensor, batch: Tensor | None = None) -> SelectOutput:
         nodes = self.pool.select(x, batch)
-        kept = len(nodes.index)
+        kept = len(nodes.node_index)
         return SelectOutput(
-            node_index=nodes.index,
+            node_index=nodes.node_index,
             num_nodes=len(x),
             cluster_index=torch.arange(kept, device=x.device),
             num_clusters=kept,

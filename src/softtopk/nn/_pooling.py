@@ -17,7 +17,7 @@ from ._temperature import Tempered, check_ratio, share_of, width_to_eps
 class Nodes(NamedTuple):
     """The nodes that `TopKPool.select` keeps."""
 
-    index: Tensor
+    node_index: Tensor
     """Their numbers (kept,), in ascending order."""
     weight: Tensor
     """Their A (kept,), by which their features are multiplied."""
@@ -105,15 +105,17 @@ class TopKPool(Tempered):
             )
         nodes = self.select(x if attn is None else attn, batch)
         place = edge_index.new_full((len(x),), -1)
-        place[nodes.index] = torch.arange(len(nodes.index), device=place.device, dtype=place.dtype)
+        place[nodes.node_index] = torch.arange(
+            len(nodes.node_index), device=place.device, dtype=place.dtype
+        )
         ends = place[edge_index]
         kept = (ends >= 0).all(0)
         return Pooled(
-            x[nodes.index] * nodes.weight.unsqueeze(-1),
+            x[nodes.node_index] * nodes.weight.unsqueeze(-1),
             ends[:, kept],
             None if edge_attr is None else edge_attr[kept],
             nodes.batch,
-            nodes.index,
+            nodes.node_index,
             nodes.weight,
         )
 
