@@ -36,6 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "nn": {"functional", "kernels"} | HELPERS,
     "__init__": OPERATORS,
     "distributed": {"functional"} | HELPERS,
+    "losses": {"functional", "distributed"} | HELPERS,
     "relaxations": OPERATORS | {"_random"},
     "knn": OPERATORS | {"_random", "_training", "_model_files", "relaxations"},
     "seq2seq": OPERATORS | {"_model_files"},
