@@ -36,9 +36,9 @@ def topk_cross_entropy(
     k = 1 is close to ``torch.nn.functional.cross_entropy(logits / tau, labels)``, tau = eps / 2.
     There the *probabilities* of the classes are proportional to exp(logit / tau) and sum to one;
     here their *odds* A / (1 - A) are, and A sums to k. Where all of A is small, as with many
-    classes at a high eps, the two agree. As eps -> 0, tau times the loss becomes a hinge: the distance from
-    the label's logit up to the midpoint of the k-th and the (k+1)-th logit, and 0 above it. For
-    cross-entropy it is the distance up to the largest logit.
+    classes at a high eps, the two agree. As eps -> 0, tau times the loss becomes a hinge: the
+    distance from the label's logit up to the midpoint of the k-th and the (k+1)-th logit, and 0
+    above it. For cross-entropy it is the distance up to the largest logit.
 
     Args:
         logits: (..., n), one for each of n classes.

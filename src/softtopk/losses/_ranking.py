@@ -44,8 +44,8 @@ def ndcg_at_k_loss(
 
     where IDCG is the largest value that the sum can have. It is a relaxation of
     ``1 - sklearn.metrics.ndcg_score(relevance, scores, k=k)`` and equal to it as eps -> 0, ties
-    included. It takes O(n k) time and memory. Several cutoffs share the operator of the largest one, so
-    the result is not exactly the mean of single calls, unless eps is small.
+    included. It takes O(n k) time and memory. Several cutoffs share the operator of the largest
+    one, so the result is not exactly the mean of single calls, unless eps is small.
 
     Args:
         relevance: (..., n), not negative: the gain of every item, as in scikit-learn. For the
