@@ -37,7 +37,7 @@ class Queries(NamedTuple):
 
     scores: Tensor  #: (..., n), float32 or float64
     gains: Tensor  #: (..., n), of that dtype: 1 for a positive, or the relevance; 0 where masked
-    mask: Tensor | None  #: broadcasts to the scores
+    mask: Tensor | None  #: (..., n)
 
     @property
     def valid(self) -> Tensor:
@@ -76,16 +76,20 @@ def valid_queries(positives: Tensor, mask: Tensor | None = None) -> Tensor:
     return (found if mask is None else found & mask).any(-1)
 
 
-def queries_of(scores: Tensor, positives: Tensor, mask: Tensor | None) -> Queries:
-    """The arguments of a loss with positives, checked."""
-    queries = graded_queries(scores, positives, mask, "positives")
+def queries_of(
+    scores: Tensor, positives: Tensor, mask: Tensor | None, name: str = "positives"
+) -> Queries:
+    """The arguments of a loss with positives, checked; the caller knows these by their ``name``."""
+    queries = graded_queries(scores, positives, mask, name)
     if positives.dtype is not torch.bool:
-        raise TypeError(f"positives must be boolean, got {positives.dtype}; use positives > 0")
+        raise TypeError(f"{name} must be boolean, got {positives.dtype}; use {name} > 0")
     return queries
 
 
-def graded_queries(scores: Tensor, relevance: Tensor, mask: Tensor | None, name: str) -> Queries:
-    """The same with a relevance, which the caller knows by its ``name``."""
+def graded_queries(
+    scores: Tensor, relevance: Tensor, mask: Tensor | None, name: str = "relevance"
+) -> Queries:
+    """The same with a relevance."""
     check_scores(scores, -1)
     check_mask(mask, scores)
     if not isinstance(relevance, Tensor):
@@ -94,6 +98,7 @@ def graded_queries(scores: Tensor, relevance: Tensor, mask: Tensor | None, name:
         raise TypeError(f"{name} must be of a real dtype, got {relevance.dtype}")
     check_broadcast(name, relevance.shape, scores.shape, what="the shape of scores")
     if mask is not None:  # first, so that what is masked may be anything
+        mask = mask.expand(scores.shape)
         relevance = torch.where(mask, relevance, torch.zeros_like(relevance))
     x = scores.to(compute_dtype(scores.dtype))
     check_range(name, relevance, 0, torch.finfo(x.dtype).max)

@@ -59,13 +59,13 @@ def ndcg_at_k_loss(
     >>> ndcg_at_k_loss(scores, relevance, 3, eps=1e-3)
     tensor(0.2398)
     """
-    queries = graded_queries(scores, relevance, mask, "relevance")
+    queries = graded_queries(scores, relevance, mask)
     ks, shares = cutoffs_of(k, weights)
     gains = queries.gains
     gains = gains / gains.amax(-1, keepdim=True).clamp(min=torch.finfo(gains.dtype).tiny)
     most = min(max(ks), gains.shape[-1])
-    eps = eps_of(eps, queries.scores, mask)
-    ranks = sorted_soft_topk(queries.scores, most, eps=eps, mask=mask)
+    eps = eps_of(eps, queries.scores, queries.mask)
+    ranks = sorted_soft_topk(queries.scores, most, eps=eps, mask=queries.mask)
     discounts = torch.arange(most, dtype=gains.dtype, device=gains.device).add(2.0).log2()
 
     def at_cutoffs(gain_of_rank: Tensor) -> Tensor:
@@ -114,17 +114,18 @@ def average_precision_loss(
         Image Retrieval, ECCV 2020.
     """
     queries = queries_of(scores, positives, mask)
-    tau = temperature(eps_of(eps, queries.scores, mask), 1.0, queries.scores.dtype)
+    tau = temperature(eps_of(eps, queries.scores, queries.mask), 1.0, queries.scores.dtype)
     if isinstance(tau, Tensor):
         tau = tau.unsqueeze(-1).unsqueeze(-1)
-    x = queries.scores if mask is None else queries.scores.masked_fill(~mask, 0.0)
-    limit = 0.25 * torch.finfo(x.dtype).max  # for differences that are numbers
-    x = x.clamp(-limit, limit)
+    limit = 0.25 * torch.finfo(queries.scores.dtype).max  # for differences that are numbers
+    x = queries.scores.clamp(-limit, limit)
+    if queries.mask is not None:
+        x = x.masked_fill(~queries.mask, 0.0)
     most = int(queries.positives.max()) if x.numel() and is_immediate(x) else x.shape[-1]
     wanted, index = queries.gains.topk(most)
     ahead = torch.sigmoid((x.unsqueeze(-2) - x.gather(-1, index).unsqueeze(-1)) / tau)
-    if mask is not None:
-        ahead = ahead.masked_fill(~mask.unsqueeze(-2), 0.0)
+    if queries.mask is not None:
+        ahead = ahead.masked_fill(~queries.mask.unsqueeze(-2), 0.0)
     # An item is half ahead of itself, which makes the one that a rank begins with.
     rank = 0.5 + ahead.sum(-1)
     rank_among_positives = 0.5 + (ahead * queries.gains.unsqueeze(-2)).sum(-1)

@@ -155,7 +155,7 @@ def hit_at_k_loss(
     """
     queries = queries_of(scores, positives, mask)
     ks, shares = cutoffs_of(k, weights)
-    indicator = selected(soft_topk, queries.scores, ks, eps, mask)
+    indicator = selected(soft_topk, queries.scores, ks, eps, queries.mask)
     missed = (1.0 - indicator * queries.gains.unsqueeze(-2)).prod(-1)
     return reduced(weighted(missed, shares), queries.valid, reduction, group)
 
