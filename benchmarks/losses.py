@@ -23,7 +23,7 @@ query.
 
 Prints tables of percentages, mean and standard deviation over the seeds, and writes them to
 OUT/results.md. Every finished training is a line of OUT/records.jsonl, and a second call does what
-is missing there. A quarter of an hour on one core.
+is missing there. A quarter of an hour on one core; --spreads takes about as long.
 """
 
 from __future__ import annotations
