@@ -22,7 +22,7 @@ from tiny_decoder import Tiny
 from torch import Tensor
 
 import softtopk
-from softtopk import compat, kernels, knn, nn, relaxations, seq2seq
+from softtopk import compat, kernels, knn, losses, nn, relaxations, seq2seq
 from softtopk.knn._distances import METRICS
 
 # There are many functions: some hundred cases in `make test`, some thousand in `make test-all`.
@@ -682,6 +682,63 @@ def test_neighbours(name, data, m, n, d):
     }
     right, wrong = ({k: v for k, v in each.items() if k in known} for each in (right, wrong))
     run(function, data.draw(cases(right, wrong)), check)
+
+
+def check_ranking_loss(case: Case, loss: Tensor) -> None:
+    scores = case.arguments["scores"]
+    assert loss.dtype is torch.promote_types(scores.dtype, torch.float32)
+    if case.arguments["reduction"] == "none":
+        assert loss.shape == scores.shape[:-1]
+    if not scores.isnan().any():
+        assert loss.isfinite().all()
+        assert (loss >= -1e-5).all()
+
+
+RANKING = (
+    losses.recall_at_k_loss,
+    losses.precision_at_k_loss,
+    losses.hit_at_k_loss,
+    losses.ndcg_at_k_loss,
+    losses.average_precision_loss,
+    losses.topk_cross_entropy,
+)
+
+
+@pytest.mark.parametrize("function", RANKING, ids=lambda function: function.__name__)
+@FEW
+@given(data=st.data(), shape=st.lists(st.integers(0, 4), max_size=2), n=st.integers(1, 7))
+def test_ranking_losses(function, data, shape, n):
+    known = inspect.signature(function).parameters
+    full = (*shape, n)
+    labels = st.integers(-1, n - 1).map(lambda label: torch.full(shape, label))
+    cutoffs = st.integers(1, 9) | st.lists(st.integers(1, 9), min_size=1, max_size=3)
+    right = {
+        "scores": tensors(full),
+        "positives": broadcastable(full).flatmap(lambda size: flags(size, 0.4)),
+        "relevance": flags(full, 0.4).map(lambda flag: 3 * flag.int()),
+        "labels": flags(full, 0.4) | labels,
+        "k": cutoffs,
+        "eps": right_eps(shape, False, "cpu"),
+        "mask": st.none() | broadcastable(full).flatmap(lambda size: flags(size, 0.6)),
+        "capped": st.booleans(),
+        "ignore_index": st.just(-1),
+        "reduction": st.sampled_from(["mean", "sum", "none"]),
+    }
+    wrong = {
+        "scores": st.sampled_from([None, torch.ones(full).long(), torch.ones(*shape, 0)]),
+        "positives": st.sampled_from([None, torch.ones(full), torch.ones(*full, 7).bool()]),
+        "relevance": st.sampled_from([None, torch.ones(*full, 7), torch.ones(full).cfloat()]),
+        "labels": st.sampled_from([None, torch.ones(shape), torch.ones(*shape, 7, 7).long()]),
+        "k": st.sampled_from([0, -1, 1.5, "1", None, True, [], [1, 0]]),
+        "weights": st.sampled_from([[1.0] * 9, [-1.0] * 9, 1.0, "1"]),
+        "eps": wrong_eps(shape, False),
+        "mask": wrong_mask(full),
+        "capped": st.sampled_from([1, None]),
+        "ignore_index": st.sampled_from([None, 0.5]),
+        "reduction": st.sampled_from(["max", None]),
+    }
+    right, wrong = ({k: v for k, v in each.items() if k in known} for each in (right, wrong))
+    run(function, data.draw(cases(right, wrong)), check_ranking_loss)
 
 
 @pytest.mark.parametrize("kind", [knn.SoftKNNClassifier, knn.SoftKNNRegressor])

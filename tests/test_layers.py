@@ -37,6 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "__init__": OPERATORS,
     "compat": {"functional"} | HELPERS,
     "distributed": {"functional"} | HELPERS,
+    "losses": {"functional", "distributed"} | HELPERS,
     "relaxations": OPERATORS | {"_random"},
     "knn": OPERATORS | {"_random", "_training", "_model_files", "relaxations"},
     "seq2seq": OPERATORS | {"_model_files"},
