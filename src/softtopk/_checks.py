@@ -26,9 +26,14 @@ def check_scores(scores: Tensor, dim: int, *, may_be_empty: bool = False) -> int
     """Check ``scores`` and return ``dim`` counted from the front."""
     if not isinstance(scores, Tensor):
         raise TypeError(f"scores must be a torch.Tensor, got {type(scores).__name__}")
-    if scores.layout is not torch.strided or scores.is_nested:
-        remedy = "scores.to_padded_tensor() and a mask" if scores.is_nested else "scores.to_dense()"
-        raise TypeError(f"scores must be dense, got {scores.layout}; use {remedy}")
+    if scores.is_nested:
+        raise TypeError(
+            f"scores is a nested tensor of the layout {scores.layout}; use "
+            "scores.to_padded_tensor(0.0) and a mask, or, for the operators that have offsets, "
+            "torch.nested.as_nested_tensor(list(scores.unbind()), layout=torch.jagged)"
+        )
+    if scores.layout is not torch.strided:
+        raise TypeError(f"scores must be dense, got {scores.layout}; use scores.to_dense()")
     if not scores.is_floating_point():
         remedy = "take a real part or a modulus" if scores.is_complex() else "use scores.float()"
         raise TypeError(f"scores must be of a floating dtype, got {scores.dtype}; {remedy}")

@@ -164,6 +164,7 @@ def test_refused():
         ([Shard(1), Shard(1)], {}, "use a mesh in which these are one"),
         ([Shard(1), Replicate()], {"solver": "sinkhorn"}, "need solver='exact'"),
         ([Shard(0), Shard(1)], {"normalize": "batch"}, "use normalize='row'"),
+        ([Shard(0), Replicate()], {"offsets": torch.tensor([0, 8])}, "takes no offsets"),
     ):
         for text in run(4, refused, placements, options):
             assert message in text

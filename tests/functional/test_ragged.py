@@ -2,6 +2,8 @@
 each row by itself, and as padding with a mask."""
 
 import math
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from softtopk import (
     log_soft_topk,
     soft_topk,
     soft_topk_softmax,
+    sorted_soft_topk,
     topk_threshold,
 )
 
@@ -307,6 +310,15 @@ def test_compiled_with_nested_scores(operator):
     assert_same(found, expected, 1e-5)
 
 
+def test_the_examples_of_the_manual(capsys):
+    page = (Path(__file__).parents[2] / "docs" / "ragged.md").read_text()
+    examples, names = re.findall(r"```python\n(.*?)```\s+```\n(.*?)```", page, re.DOTALL), {}
+    assert len(examples) == 2
+    for code, output in examples:
+        exec(code, names)
+        assert capsys.readouterr().out == output
+
+
 # Wrong arguments.
 
 
@@ -359,6 +371,8 @@ def test_wrong_nested_arguments():
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_nested_scores_of_another_layout():
-    with pytest.raises(TypeError, match=r"layout torch\.jagged, got torch\.strided"):
+def test_nested_scores_that_are_refused():
+    with pytest.raises(TypeError, match=r"layout torch\.strided; .*layout=torch\.jagged"):
         soft_topk(torch.nested.nested_tensor([torch.zeros(2)]), 1)
+    with pytest.raises(TypeError, match=r"nested tensor .*to_padded_tensor"):
+        sorted_soft_topk(nested(torch.zeros(2)), 1)

@@ -54,6 +54,27 @@ def test_one_number_is_the_median_of_the_rows() -> None:
     assert eps_for(scores[3], 5, width=6, per_row=False) == 1.0
 
 
+def test_ragged_rows() -> None:
+    lengths = [40, 0, 100, 1, 9]
+    scores, offsets = torch.randn(sum(lengths)), torch.tensor([0, *lengths]).cumsum(0)
+    eps = eps_for(scores, 5, width=8, offsets=offsets)
+    found = sharpness(scores, 5, eps, offsets=offsets)
+    for i, row in enumerate(scores.split(lengths)):
+        if len(row) > 1:
+            torch.testing.assert_close(eps[i], eps_for(row, 5, width=8))
+            expected = sharpness(row, 5, eps[i])
+            for one, other in zip(found, expected, strict=True):
+                torch.testing.assert_close(one[i], other, rtol=1e-5, atol=1e-5)
+    assert found.choice.tolist() == [True, False, True, False, True]
+    median = eps_for(scores, 5, width=8, per_row=False, offsets=offsets)
+    assert median == eps[found.choice].median().item()
+    nested = torch.nested.nested_tensor_from_jagged(scores, offsets)
+    assert torch.equal(eps_for(nested, 5, width=8), eps)
+    assert all(map(torch.equal, sharpness(nested, 5, eps), found))
+    with pytest.raises(NotImplementedError, match="sorted=False"):
+        eps_for(scores, 5, width=8, offsets=offsets, sorted=True)
+
+
 numbers = st.one_of(
     st.integers(-3, 3).map(float),  # many ties
     st.floats(-100, 100, width=32),

@@ -170,6 +170,32 @@ def test_several_programs_share_a_row(operator, monkeypatch):
         assert_exact(operator, scores, 100.5, 0.3)
 
 
+@pytest.mark.parametrize("dtype", first(torch.float32, torch.float64, torch.bfloat16))
+@pytest.mark.parametrize("operator", first(*OPERATORS))
+def test_ragged_rows(operator, dtype):
+    """An empty one, and one of each launch."""
+    offsets = torch.tensor([0, 0, 64, 65, 1025]).cumsum(0)
+    scores, k = torch.randn(int(offsets[-1])).to(dtype), torch.tensor([1, 2.5, 99, 40])
+    mask = torch.rand(scores.shape) < 0.9
+    assert_exact(operator, scores, k, torch.rand(4) + 0.1, offsets=offsets, mask=mask)
+    if operator is not soft_topk_softmax:
+        short = (2 * scores[:64]).round().expand(2, -1)
+        assert_exact(operator, short, 30, 0.1, offsets=offsets[:3], largest=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_several_programs_share_a_ragged_row(operator, monkeypatch):
+    from softtopk.kernels._triton import _launch
+    from softtopk.kernels._triton._configuration import Device
+
+    monkeypatch.setattr(_launch, "device_of", lambda _: Device(9, 32))
+    monkeypatch.setattr("softtopk.kernels._triton._configuration.PART", 2000)
+    offsets = torch.tensor([0, 5, 5, 4505])  # three programs for each row, of which one is long
+    with programs_side_by_side(monkeypatch):
+        assert_exact(operator, torch.randn(4505), 30.5, 0.3, offsets=offsets)
+
+
 special = st.sampled_from([0.0, -0.0, 1.0, -1.0, 1e-38, math.inf, -math.inf, math.nan])
 numbers = special | st.floats(-4, 4, width=32)
 #: Where these are decided already, plain operations have a logarithm of -inf; the kernels know it.

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import softtopk
-from softtopk import Sinkhorn, SoftTopK, SortedSoftTopK, soft_topk, sorted_soft_topk
+from softtopk import Sinkhorn, SoftTopK, SortedSoftTopK, eps_for, soft_topk, sorted_soft_topk
 
 PAIRS = [(SoftTopK, soft_topk), (SortedSoftTopK, sorted_soft_topk)]
 OPTIONS = {"eps": 0.7, "dim": 0, "largest": False, "normalize": "row", "hard": True}
@@ -133,3 +133,14 @@ def test_public_names():
         "topk_threshold",
     }
     assert softtopk.nn.SoftTopK is SoftTopK
+
+
+def test_ragged_rows():
+    offsets, scores = torch.tensor([0, 30, 30, 90]), torch.randn(90)
+    select = SoftTopK(5)  # calibrated by the width 10
+    found = select(scores, offsets=offsets)
+    assert select.eps.item() == eps_for(scores, 5, width=10, per_row=False, offsets=offsets)
+    assert torch.equal(found, soft_topk(scores, 5, eps=select.eps, offsets=offsets))
+    nested = torch.nested.nested_tensor_from_jagged(scores, offsets)
+    assert torch.equal(select(nested).values(), found)
+    assert torch.equal(SoftTopK(5)(nested).values(), found)

@@ -13,7 +13,8 @@ from .._checks import check_broadcast
 
 
 def is_nested(value: object) -> bool:
-    return isinstance(value, Tensor) and value.is_nested
+    """Whether it is a jagged nested tensor. Those of the older layout are for `check_scores`."""
+    return type(value) is not Tensor and isinstance(value, Tensor) and value.is_nested
 
 
 def takes_nested(function: Callable[..., Any], per_row: bool = False) -> Callable[..., Any]:
@@ -34,49 +35,37 @@ def takes_nested(function: Callable[..., Any], per_row: bool = False) -> Callabl
             return function(scores, k, offsets, dim=dim, mask=mask, **options)
         if offsets is not None:
             raise TypeError("offsets must be None for nested scores, which have their own")
-        scores = _jagged(scores, dim)
-        of_rows = (scores.shape[0], *_without_ragged(scores))
+        jagged = _jagged(scores, dim)
+        ragged = jagged._ragged_idx
+        of_rows = (*jagged.shape[:ragged], *jagged.shape[ragged + 1 :])
         if "eps" in options:
             options["eps"] = _last(options["eps"], "eps", of_rows)
         result = function(
-            _values(scores),
+            _values(jagged),
             _last(k, "k", of_rows),
-            scores.offsets(),
+            jagged.offsets(),
             dim=-1,
-            mask=None if mask is None else _mask(mask, scores),
+            mask=None if mask is None else _mask(mask, jagged),
             **options,
         )
         if per_row:
             return _rows_first(result)
-        ragged = scores._ragged_idx
         return torch.nested.nested_tensor_from_jagged(
-            result.movedim(-1, ragged - 1), scores.offsets(), jagged_dim=ragged
+            result.movedim(-1, ragged - 1), jagged.offsets(), jagged_dim=ragged
         )
 
     return wrapper
 
 
-def _jagged(scores: Tensor, dim: int) -> Any:
-    """The scores, checked, without holes between their rows."""
-    if scores.layout is not torch.jagged:
-        raise TypeError(
-            f"nested scores must have the layout torch.jagged, got {scores.layout}; use "
-            "torch.nested.as_nested_tensor(list(scores.unbind()), layout=torch.jagged)"
-        )
-    ragged = scores._ragged_idx  # type: ignore[attr-defined]
+def _jagged(scores: Any, dim: int) -> Any:
+    """The scores, checked, without holes between their rows. (torch has no type for them.)"""
+    ragged = scores._ragged_idx
     if dim not in (ragged, ragged - scores.ndim) or isinstance(dim, bool):
         raise ValueError(
             f"dim must be the ragged dimension {ragged} of nested scores, got dim={dim!r}; "
             "along another one use scores.values()"
         )
-    return scores if scores.lengths() is None else scores.contiguous()  # type: ignore[attr-defined]
-
-
-def _without_ragged(scores: Any) -> tuple[int, ...]:
-    """The sizes besides those of the batch and of the ragged dimension."""
-    return tuple(scores.shape[1 : scores._ragged_idx]) + tuple(
-        scores.shape[scores._ragged_idx + 1 :]
-    )
+    return scores if scores.lengths() is None else scores.contiguous()
 
 
 def _values(nested: Any) -> Tensor:
@@ -100,7 +89,7 @@ def _rows_first(result: Any) -> Any:
 
 
 def _mask(mask: Any, scores: Any) -> Any:
-    if not is_nested(mask) or mask.layout is not torch.jagged:
+    if not is_nested(mask):
         raise TypeError("mask must be a jagged nested tensor, as the scores are")
     if mask.lengths() is not None:
         mask = mask.contiguous()

@@ -9,6 +9,7 @@ is written anew (`Segments`), as `_sharded` does with sums over ranks.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from torch import Tensor
 from .. import kernels
 from .._checks import (
     COUNTS,
+    REALS,
     Count,
     Strength,
     check_choice,
@@ -59,7 +61,6 @@ from ._rows import (
 from ._sinkhorn import Sinkhorn, Solver, sinkhorn_of
 from ._transport import indicator_by_sinkhorn, log_indicator_by_sinkhorn, threshold_by_sinkhorn
 from ._unsorted import (
-    MAX_STEPS,
     Leaks,
     Sides,
     find_root,
@@ -97,9 +98,9 @@ class Segments:
 
     def spread(self, numbers: Tensor) -> Tensor:
         """A number of every row (..., rows, c), at each of its elements: (..., total, c)."""
-        if not numbers.is_floating_point():
+        if not may_differentiate(numbers):
             return numbers.index_select(-2, self.row)
-        # The derivative is a sum, see above.
+        # The derivative is a sum, which has to be exact too.
         wide = numbers.to(algebra_dtype(numbers))
         return wide.gather(-2, self._index(wide)).to(numbers.dtype)
 
@@ -182,17 +183,16 @@ def _find_pivots(x: Tensor, k: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]
         pivot, offset = x.new_empty(shape), x.new_empty(shape)
         ends, places = flat_offsets(offsets, x), _flat(k, x, offsets)
         library.threshold(
-            x.contiguous(), None, places, 1.0, True, pivot=pivot, offset=offset, offsets=ends
+            dense(x), None, places, 1.0, True, pivot=pivot, offset=offset, offsets=ends
         )
         return pivot, (pivot == math.inf) & offset.isfinite()
-    infinite = x == math.inf
     segments = Segments(offsets, x.shape[-1])
     if accelerator is not None:
         _, state = accelerator.solve("threshold", x, None, k, 1.0, True, flat_offsets(offsets, x))
         pivot = state[0].view(shape)
     else:
         pivot = _pivots_by_sorting(x, k, segments)
-    return pivot, k < segments.sum(infinite.unsqueeze(-1))
+    return pivot, k < segments.sum((x == math.inf).unsqueeze(-1))
 
 
 def _pivots_by_sorting(x: Tensor, k: Tensor, segments: Segments) -> Tensor:
@@ -213,14 +213,13 @@ _pivots_op = opaque(
     "softtopk::ragged_pivots",
     "(Tensor x, Tensor k, Tensor offsets) -> (Tensor, Tensor)",
     lambda x, k, offsets: _find_pivots(*_checked(x, k, offsets)),
-    fake=lambda x, k, offsets: (
-        x.new_empty(k.shape),
-        k.new_empty(k.shape, dtype=torch.bool),
-    ),
+    fake=lambda x, k, offsets: (x.new_empty(k.shape), k.new_empty(k.shape, dtype=torch.bool)),
 )
 
 
 def _checked(x: Tensor, k: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    if x.dtype not in REALS:
+        raise TypeError(f"the first argument must be float32 or float64, got {x.dtype}")
     offsets = check_offsets(offsets, x)
     return x, operand("k", k, (*x.shape[:-1], offsets.shape[0] - 1, 1), *COUNTS), offsets
 
@@ -237,29 +236,24 @@ def _solve_offset(d: Tensor, k: Tensor, offsets: Tensor) -> Tensor:
         _, state = accelerator.solve("threshold", d, None, k, 1.0, True, flat_offsets(offsets, d))
         offset = state[1].view(k.shape)
     else:
-        return solve_offset(d.unsqueeze(-1), k, Segments(offsets, d.shape[-1]))[0]
+        return _plain_offset(d.unsqueeze(-1), k, Segments(offsets, d.shape[-1]))
     # As in `_unsorted`.
     return offset.nan_to_num(0.0, posinf=0.0, neginf=-0.125 * torch.finfo(d.dtype).max)
 
 
-def solve_offset(
-    d: Tensor, k: Tensor, segments: Segments, max_steps: int = MAX_STEPS
-) -> tuple[Tensor, int]:
-    """The roots (..., rows, 1) of distances ``d`` (..., total, 1), and the steps it took."""
+def _plain_offset(d: Tensor, k: Tensor, segments: Segments) -> Tensor:
+    """The same of distances (..., total, 1)."""
     sides, rest = _sides(d, k, segments), d < 0
-    e = torch.exp(torch.where(rest, d - segments.spread(sides.best), -d))
-    e = e.masked_fill(d == 0, 0.0)
-    both = torch.cat([rest, ~rest], -1)
+    e = torch.exp(torch.where(rest, d - segments.spread(sides.best), -d)).masked_fill(d == 0, 0.0)
 
     def leaks(c_rest: Tensor, c_top: Tensor) -> Leaks:
-        c = segments.spread(torch.cat([c_rest, c_top], -1))
-        r = both * e / (1.0 + c * e)
-        r_rest, r_top, rest_square, top_square = segments.sum(torch.cat([r, r * r], -1)).split(
-            1, -1
-        )
-        return r_rest, rest_square, r_top, top_square
+        c_rest, c_top = segments.spread(torch.cat([c_rest, c_top], -1)).split(1, -1)
+        r = e / (1.0 + torch.where(rest, c_rest, c_top) * e)
+        parts = torch.cat([r, r * r], -1)
+        sums = segments.sum(torch.cat([parts * rest, parts * ~rest], -1))
+        return sums[..., :1], sums[..., 1:2], sums[..., 2:3], sums[..., 3:]
 
-    return find_root(leaks, sides, max_steps=max_steps)
+    return find_root(leaks, sides)[0]
 
 
 def _sides(d: Tensor, k: Tensor, segments: Segments) -> Sides:
@@ -305,7 +299,10 @@ class _Offset(torch.autograd.Function):
         *batched, offsets = inputs
         if of_offsets is not None:
             raise NotImplementedError("torch.vmap cannot map over offsets: all rows share them")
-        solve = lambda d, k: _Offset.apply(d, k, offsets)  # noqa: E731
+
+        def solve(d: Tensor, k: Tensor) -> Tensor:
+            return _Offset.apply(d, k, offsets)
+
         return batch_first(solve, info.batch_size, dims, batched)
 
 
@@ -388,10 +385,10 @@ def _plain_softmax(
     x: Tensor, mask: Tensor | None, k: Count, tau: Strength, largest: bool, *, offsets: Tensor
 ) -> Tensor:
     log_a = _plain_log_indicator(x, mask, k, tau, largest, offsets=offsets)
-    return _weigh(canonical(x, mask, largest), log_a, Segments(offsets, x.shape[-1]))
+    return _softmax(canonical(x, mask, largest), log_a, Segments(offsets, x.shape[-1]))
 
 
-def _weigh(x: Tensor, log_a: Tensor, segments: Segments) -> Tensor:
+def _softmax(x: Tensor, log_a: Tensor, segments: Segments) -> Tensor:
     """softmax(x + log A) of every row, zero where it is -inf everywhere."""
     # From the largest score: beside a large constant log A would lose its digits.
     x = x.unsqueeze(-1)
@@ -434,16 +431,18 @@ class _Native(torch.autograd.Function):
     ) -> Tensor:
         library = kernels.native()
         assert library is not None
-        ends, dense_x = flat_offsets(offsets, x), dense(x)
-        numbers = tuple(_flat(value, x, offsets) for value in (k, tau))
-        arguments = dense_x, None if mask is None else mask.contiguous(), *numbers
-        a = torch.empty_like(dense_x)
-        if quantity == "indicator":
-            shared = library.threshold(*arguments, largest, indicator=a, offsets=ends)
+        ends, own_x, own_mask = flat_offsets(offsets, x), dense(x), mask
+        if mask is not None:
+            own_mask = mask.contiguous()
+        own_k, own_tau = _flat(k, x, offsets), _flat(tau, x, offsets)
+        state = result = torch.empty_like(own_x)
+        if quantity == "softmax":
+            result = library.softmax(own_x, own_mask, own_k, own_tau, indicator=state, offsets=ends)
+        elif library.threshold(
+            own_x, own_mask, own_k, own_tau, largest, indicator=result, offsets=ends
+        ):
             # Infinite scores have no derivative. It matters only where they share places.
-            state, result = (a.masked_fill(x.isinf(), 0.0) if shared else a), a
-        else:
-            state, result = a, library.softmax(*arguments, indicator=a, offsets=ends)
+            state = result.masked_fill(x.isinf(), 0.0)
         tensors = (value if isinstance(value, Tensor) else None for value in (k, tau))
         ctx.save_for_backward(x, mask, state, result, offsets, *tensors)
         ctx.numbers = tuple(None if isinstance(value, Tensor) else value for value in (k, tau))
@@ -471,7 +470,7 @@ class _Native(torch.autograd.Function):
         return grad_x, None, None, None, None, None, None, None
 
 
-_PLAIN = {
+_PLAIN: dict[str, Callable[..., Tensor]] = {
     "indicator": _plain_indicator,
     "log_indicator": _plain_log_indicator,
     "threshold": _plain_threshold,
@@ -517,6 +516,11 @@ def _log_indicator(ragged: Ragged, solver: Solver) -> Tensor:
     if setting is not None:
         return _by_sinkhorn(log_indicator_by_sinkhorn, ragged, setting)
     return quantity("log_indicator", ragged)
+
+
+def _weigh(ragged: Ragged, log_a: Tensor) -> Tensor:
+    x = ragged.rows.canonical().scores
+    return _softmax(x, log_a, Segments(ragged.offsets, x.shape[-1]))
 
 
 def hard_selection(ragged: Ragged) -> Tensor:
@@ -592,15 +596,14 @@ def soft_topk_softmax(
     setting = sinkhorn_of(solver)
     ragged = ragged_of(scores, k, offsets, largest=True, **options)
     rows = ragged.rows
-    x = rows.canonical().scores
-    segments = Segments(ragged.offsets, rows.n)
     if hard:
-        chosen = torch.where(hard_selection(ragged) == 0, -math.inf, 0.0)
-        kept = _weigh(x.detach(), chosen.to(x.dtype), segments)
+        selected = hard_selection(ragged)
+        kept = _weigh(ragged, torch.zeros_like(selected).masked_fill(selected == 0, -math.inf))
+        kept = kept.detach()
         if not may_differentiate(rows.scores, rows.tau, ragged.k):
             return rows.restore(kept)
     if setting is None:
         weights = quantity("softmax", ragged)
     else:
-        weights = _weigh(x, _log_indicator(ragged, solver), segments)
+        weights = _weigh(ragged, _log_indicator(ragged, solver))
     return rows.restore(straight_through(kept, weights) if hard else weights)

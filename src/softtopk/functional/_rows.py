@@ -381,6 +381,8 @@ def per_row(value: Count | Strength, x: Tensor) -> float | Tensor:
 def flat_offsets(offsets: Tensor, x: Tensor) -> Tensor:
     """The offsets in the memory of ``x`` (..., total), all of its rows one after the other."""
     batch, total = math.prod(x.shape[:-1]), x.shape[-1]
+    if not is_readable(offsets):  # and so not checked: no kernel shall leave the memory
+        offsets = offsets.clamp(0, total)
     if batch == 1:
         return offsets.contiguous()
     starts = total * torch.arange(batch, device=x.device)

@@ -610,9 +610,10 @@ def soft_topk(
         solver: ``"exact"``, or ``"sinkhorn"`` or a `Sinkhorn` for the paper's algorithm.
         offsets: For rows of different lengths, joined along the last dimension of scores
             (..., total): int64 or int32 of shape (rows + 1,), where row i goes from ``offsets[i]``
-            to ``offsets[i + 1]``. k and eps broadcast to (..., rows), and a k above the length of
-            a row selects all of it. A jagged nested tensor as scores does the same, and has a
-            nested result. Nothing is padded, but for Sinkhorn's algorithm.
+            to ``offsets[i + 1]``. A row may be empty. k and eps broadcast to (..., rows), and a k
+            above the length of a row selects all of it. A jagged nested tensor as scores does the
+            same, and has a nested result. Nothing is padded, except for Sinkhorn's algorithm. The
+            values are checked on the CPU only.
 
     Returns:
         A, of the shape and dtype of scores, in [0, 1], with sum k along ``dim``. Differentiable in
@@ -627,6 +628,8 @@ def soft_topk(
     tensor([0., 0., 1., 1., 0., 0., 0.])
     >>> soft_topk(scores, 5, eps=0.01, largest=False).round(decimals=4)
     tensor([1., 1., 0., 0., 1., 1., 1.])
+    >>> soft_topk(scores, 2, eps=0.01, offsets=torch.tensor([0, 1, 4, 7])).round(decimals=4)
+    tensor([1., 0., 1., 1., 0., 1., 1.])
 
     References:
         Xie et al., Differentiable Top-k Operator with Optimal Transport, NeurIPS 2020.
@@ -723,8 +726,8 @@ def topk_threshold(
     ``soft_topk = sigmoid(2 (scores - t) / eps)``. Arguments as for `soft_topk`.
 
     Returns:
-        t, of the shape of scores without ``dim``: -inf where everything is selected, +inf where
-        nothing is (the other way round if not ``largest``).
+        t, of the shape of scores without ``dim``, or (..., rows) with ``offsets``: -inf where
+        everything is selected, +inf where nothing is (the other way round if not ``largest``).
 
     >>> scores = torch.tensor([0.4, 0.7, 2.3, 1.9, -0.2, 1.4, 0.1])
     >>> topk_threshold(scores, 2, eps=0.01)
