@@ -45,6 +45,16 @@ def test_selections_are_those_of_the_operators(choice):
 
 
 @pytest.mark.parametrize("choice", CHOICES)
+def test_a_sparse_mixture_is_the_same_in_both_modes(choice):
+    tokens = torch.randn(2, 9, 5)
+    router = TopKRouter(4, 2, dim=5, choice=choice, eps=0.5)
+    soft, exact = router(tokens), router.eval()(tokens)
+    torch.testing.assert_close(soft.weights, exact.weights)
+    assert torch.equal(soft.indices, exact.indices)
+    assert torch.equal(exact.gates > 0, exact.dispatch)
+
+
+@pytest.mark.parametrize("choice", CHOICES)
 def test_a_cold_selection_in_training_is_that_of_evaluation(choice):
     tokens = torch.randn(2, 8, 5)
     router = TopKRouter(4, 2, dim=5, choice=choice, eps=1e-8)

@@ -75,6 +75,8 @@ def test_masked_tokens_may_hold_anything():
     assert select.scorer.weight.grad.isfinite().all()
     assert torch.equal(found.tokens, select(tokens, mask).tokens)
     assert select.eval()(broken, mask).tokens.isfinite().all()
+    one = mask[1]  # for all
+    torch.testing.assert_close(select(tokens, one), select(tokens, one.expand(3, 8)))
     nothing = select(broken, torch.zeros(3, 8, dtype=torch.bool))
     assert (nothing.tokens == 0).all()
     assert not nothing.mask.any()

@@ -205,13 +205,7 @@ def _problem(
     check_mask(mask, scores)
     (*batch, _, experts), dtype = scores.shape, compute_dtype(scores.dtype)
     x = canonical(scores.to(dtype), mask, largest=True)
-    if (
-        isinstance(k, bool)
-        or not isinstance(k, int | Tensor)
-        or (isinstance(k, Tensor) and (k.is_floating_point() or k.dtype is torch.bool))
-    ):
-        raise TypeError(f"k must be an int or an integer tensor, got k={k!r}")
-    places = torch.as_tensor(k, device=x.device).long()
+    places = _whole("k", k, x)
     check_broadcast("k", places.shape, x.shape[:-1])
     check_range("k", places, 0, experts)
     places = torch.minimum(places, (x.detach() != -math.inf).sum(-1))

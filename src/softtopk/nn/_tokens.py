@@ -99,11 +99,12 @@ class TokenSelector(Tempered):
     ) -> SelectedTokens:
         self._check(tokens, mask, k)
         if mask is not None:
+            mask = mask.expand(tokens.shape[:2])
             # Before anything reads them: even a weight of zero leaves a NaN.
             tokens = tokens.masked_fill(~mask.unsqueeze(-1), 0.0)
         first = self.n_class_tokens
         some = tokens[:, first:]
-        part = None if mask is None else mask[:, first:].expand(some.shape[:2])
+        part = None if mask is None else mask[:, first:]
         scores = self._scores(some)
         places, size = self._places(part, some.shape[1], k)
         calibrate = width_to_eps(scores, places, size, part)
@@ -118,7 +119,7 @@ class TokenSelector(Tempered):
             )
         if first:
             stay = tokens.new_ones(len(tokens), first, dtype=torch.bool)
-            stay = stay if mask is None else mask[:, :first].expand(stay.shape)
+            stay = stay if mask is None else mask[:, :first]
             kept = torch.cat([stay, kept], 1)
             weights = torch.cat([stay.to(weights.dtype), weights], 1)
             at = torch.arange(first, device=tokens.device).expand(stay.shape)
