@@ -12,7 +12,7 @@ from .._checks import Strength, check_broadcast, check_choice, check_integer, ch
 from ..functional import balanced_soft_topk, soft_topk
 from ..functional._rows import indices_of
 from ..functional._softmax import softmax_or_zero
-from ._temperature import TWICE_K, Tempered, share_of, width_to_eps
+from ._temperature import Tempered, share_of, width_to_eps
 
 Choice = Literal["token", "expert", "both"]
 
@@ -65,10 +65,10 @@ class TopKRouter(Tempered):
         gate: Instead: a module (..., T, d) -> (..., T, E).
         choice: See above.
         capacity_factor: At least 1; 1 is perfect balance. Not for "token".
-        eps: The temperature, in units of the scores.
+        eps: The temperature, in units of the scores. Without eps and width it is 2: tau = 1, that
+            of the softmax in the gates, to which a gate learns to scale its scores.
         width: Instead: how many experts of a token (for "expert": tokens of an expert) shall be
-            undecided on the first training batch, as in `SoftTopK`. Without eps and width: twice as
-            many as are chosen.
+            undecided on the first training batch, as in `SoftTopK`.
         learn_eps: As in `SoftTopK`.
 
     Called with tokens (..., T, d) and a ``mask`` (..., T), True takes part. A masked token has no
@@ -119,7 +119,7 @@ class TopKRouter(Tempered):
         self.choice: Choice = choice
         self.capacity_factor = float(capacity_factor)
         if eps is None and width is None:
-            width = TWICE_K if choice == "expert" else max(2.0, 2.0 * k)
+            eps = 2.0
         self._hold(eps, width, learn_eps)
 
     def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Routing:
@@ -156,10 +156,10 @@ class TopKRouter(Tempered):
             options["dim"] = -2
             # No expert gets a token twice.
             places = capacity.minimum(n) if isinstance(n, Tensor) else min(capacity, n)
-            calibrate = width_to_eps(scores, places, self._size(scores), mask, -2)
+            calibrate = width_to_eps(scores, places, mask=mask, dim=-2)
         else:
             places = self.k
-            calibrate = width_to_eps(scores, places, self.k, mask)
+            calibrate = width_to_eps(scores, places, mask=mask)
         options["eps"] = self._eps_now(calibrate, False, scores)
 
         def select(scores: Tensor, hard: bool) -> Tensor:
