@@ -287,7 +287,7 @@ def test_transforms(operator):
         torch.func.vmap(lambda offsets: operator(scores, 2, offsets=offsets))(offsets.expand(2, -1))
 
 
-@pytest.mark.parametrize("backend", first("aot_eager", "inductor"))
+@pytest.mark.parametrize("backend", first("eager", "aot_eager", "inductor"))
 @pytest.mark.parametrize("operator", first(*OPERATORS))
 def test_compiled(operator, backend):
     offsets, scores = offsets_of([4, 0, 7]), torch.randn(11, requires_grad=True)
