@@ -67,13 +67,14 @@ def problems(dtype, batch):
     n_rows, total = len(LENGTHS), sum(LENGTHS)
     scores = torch.randn(*batch, total, dtype=dtype)
     yield scores, 3, 0.1, {}
+    yield scores, 4, 0.2, {"largest": False}
     yield scores, 2.5, 0.5, {"mask": torch.rand(*batch, total) < 0.7, "normalize": "row"}
     per_row = 0.1 + 4 * torch.rand(*batch, n_rows, dtype=dtype)
     yield scores, per_row.requires_grad_(), 0.3, {"largest": False}
     eps = torch.rand(n_rows, dtype=dtype) + 0.1
     yield scores.round(), torch.randint(1, 9, (n_rows,)), eps.requires_grad_(), {}
     special = scores.clone()
-    special[..., [1, 8]] = math.inf
+    special[..., [1, 8, 20]] = math.inf  # the last two share the places of their row
     special[..., 9:12] = -math.inf
     special[..., 310] = math.nan
     yield special, torch.tensor([1, 1, 1, 1, 1.5, 2, 1, 1]), 0.1, {}
