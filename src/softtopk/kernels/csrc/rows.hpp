@@ -196,7 +196,7 @@ constexpr int64_t kSolverGrain = 16384, kGradientGrain = 32768;
 template <class RowsOf>
 void each_ragged_row(const Size& size, int threads, RowsOf rows_of) {
     const int64_t rows = size.rows;
-    // A block ends with the row in which it has this many elements.
+    // A block has the rows that begin within so many elements.
     const int64_t block =
         threads == 1 ? size.n + 1 : std::max<int64_t>(2 * kPiece, size.n / (threads * 8));
     const auto starting_at = [&](int64_t element) {
