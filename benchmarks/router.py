@@ -89,6 +89,7 @@ ROUTERS = {
     "softmax top-2, auxiliary loss 0.01": (SoftmaxRouter, 0.01),
     "softmax top-2, auxiliary loss 0.1": (SoftmaxRouter, 0.1),
     "TopKRouter, token": (lambda: TopKRouter(EXPERTS, K, dim=WIDTH), 0.0),
+    "TopKRouter, token, width=4": (lambda: TopKRouter(EXPERTS, K, dim=WIDTH, width=4), 0.0),
     "TopKRouter, expert": (lambda: TopKRouter(EXPERTS, K, dim=WIDTH, choice="expert"), 0.0),
     "TopKRouter, both": (lambda: TopKRouter(EXPERTS, K, dim=WIDTH, choice="both"), 0.0),
 }
