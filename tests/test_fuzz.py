@@ -386,8 +386,8 @@ def joined(operator: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The operator of rows that are joined and cut apart by offsets."""
 
     def flat(value: Any, shape: torch.Size) -> Any:
-        try:
-            return value.expand(shape).flatten()
+        try:  # one for all rows stays, as there may be no rows
+            return value.squeeze() if value.numel() == 1 else value.expand(shape).flatten()
         except (AttributeError, RuntimeError):  # a number, or a wrong argument
             return value
 

@@ -83,24 +83,13 @@ def soft_topk_softmax(
     tensor([0.5430, 0.4010, 0.0340, 0.0220, 0.0000])
     """
     check_flag("hard", hard)
+    options: dict[str, Any] = {"eps": eps, "dim": dim, "mask": mask, "normalize": normalize}
     if offsets is not None or is_nested(scores):
         from . import _ragged
 
-        return _ragged.soft_topk_softmax(
-            scores,
-            k,
-            offsets,
-            eps=eps,
-            dim=dim,
-            mask=mask,
-            normalize=normalize,
-            hard=hard,
-            solver=solver,
-        )
+        return _ragged.soft_topk_softmax(scores, k, offsets, hard=hard, solver=solver, **options)
     by_sinkhorn = sinkhorn_of(solver) is not None
-    rows, k = unsorted_rows(
-        scores, k, eps=eps, dim=dim, largest=True, mask=mask, normalize=normalize
-    )
+    rows, k = unsorted_rows(scores, k, largest=True, **options)
     if hard:
         kept = _hard_softmax(rows, k)
         if not may_differentiate(rows.scores, rows.tau, k):

@@ -339,21 +339,12 @@ def sharpness(
     >>> print(sharpness(scores, 10, eps=0.1))
     24.0 elements undecided, 3.1 of 10 places misplaced, 95 % of the gradient on 25.0 elements
     """
+    options: dict[str, Any] = {"eps": eps, "dim": dim, "largest": largest, "mask": mask}
+    options["normalize"] = normalize
     if offsets is not None or is_nested(scores):
-        return _ragged_sharpness(
-            scores,
-            k,
-            offsets,
-            eps=eps,
-            dim=dim,
-            largest=largest,
-            mask=mask,
-            normalize=normalize,
-        )
+        return _ragged_sharpness(scores, k, offsets, **options)
     with torch.no_grad():
-        rows, places = unsorted_rows(
-            scores, k, eps=eps, dim=dim, largest=largest, mask=mask, normalize=normalize
-        )
+        rows, places = unsorted_rows(scores, k, **options)
         x = rows.canonical().scores
         a, hard = indicator(rows, places), hard_selection(x, places)
         places = places.squeeze(-1) if isinstance(places, Tensor) else places

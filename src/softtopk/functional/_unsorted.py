@@ -646,25 +646,14 @@ def soft_topk(
         Xie et al., Differentiable Top-k Operator with Optimal Transport, NeurIPS 2020.
     """
     check_flag("hard", hard)
+    options: dict[str, Any] = {"eps": eps, "dim": dim, "largest": largest, "mask": mask}
+    options["normalize"] = normalize
     if offsets is not None or is_nested(scores):
         from . import _ragged
 
-        return _ragged.soft_topk(
-            scores,
-            k,
-            offsets,
-            eps=eps,
-            dim=dim,
-            largest=largest,
-            mask=mask,
-            normalize=normalize,
-            hard=hard,
-            solver=solver,
-        )
+        return _ragged.soft_topk(scores, k, offsets, hard=hard, solver=solver, **options)
     sinkhorn = sinkhorn_of(solver)
-    rows, k = unsorted_rows(
-        scores, k, eps=eps, dim=dim, largest=largest, mask=mask, normalize=normalize
-    )
+    rows, k = unsorted_rows(scores, k, **options)
     if hard:
         selected = hard_selection(rows.canonical().scores, k)
         if not may_differentiate(rows.scores, rows.tau, k):
@@ -697,23 +686,13 @@ def log_soft_topk(
     >>> log_soft_topk(torch.tensor([0.0, 1.0, 2.0]), 1, eps=1 / 128)
     tensor([-384., -128.,   -0.])
     """
+    options: dict[str, Any] = {"eps": eps, "dim": dim, "largest": largest, "mask": mask}
+    options["normalize"] = normalize
     if offsets is not None or is_nested(scores):
         from . import _ragged
 
-        return _ragged.log_soft_topk(
-            scores,
-            k,
-            offsets,
-            eps=eps,
-            dim=dim,
-            largest=largest,
-            mask=mask,
-            normalize=normalize,
-            solver=solver,
-        )
-    rows, k = unsorted_rows(
-        scores, k, eps=eps, dim=dim, largest=largest, mask=mask, normalize=normalize
-    )
+        return _ragged.log_soft_topk(scores, k, offsets, solver=solver, **options)
+    rows, k = unsorted_rows(scores, k, **options)
     return rows.restore(log_indicator(rows, k, solver))
 
 
@@ -744,23 +723,13 @@ def topk_threshold(
     >>> topk_threshold(scores, 2, eps=0.01)
     tensor(1.6500)
     """
+    options: dict[str, Any] = {"eps": eps, "dim": dim, "largest": largest, "mask": mask}
+    options["normalize"] = normalize
     if offsets is not None or is_nested(scores):
         from . import _ragged
 
-        return _ragged.topk_threshold(
-            scores,
-            k,
-            offsets,
-            eps=eps,
-            dim=dim,
-            largest=largest,
-            mask=mask,
-            normalize=normalize,
-            solver=solver,
-        )
-    rows, k = unsorted_rows(
-        scores, k, eps=eps, dim=dim, largest=largest, mask=mask, normalize=normalize
-    )
+        return _ragged.topk_threshold(scores, k, offsets, solver=solver, **options)
+    rows, k = unsorted_rows(scores, k, **options)
     sinkhorn = sinkhorn_of(solver)
     if sinkhorn is not None:
         threshold = threshold_by_sinkhorn(rows.canonical(), k, sinkhorn)
