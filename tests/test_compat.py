@@ -194,3 +194,10 @@ def test_wrong_arguments():
         TopK_custom(4, solver="sinkhorn")(torch.ones(2, 3))
     with pytest.raises(ValueError, match="alpha must be positive"):
         TopK.apply(torch.ones(2, 3), 1, 0.0)
+
+
+@pytest.mark.parametrize("solver", ["exact", "sinkhorn"])
+def test_scores_without_a_batch(solver):
+    scores = torch.randn(8)
+    found, _ = TopK_custom(2, solver=solver)(scores)
+    torch.testing.assert_close(found, TopK_custom(2, solver=solver)(scores[None])[0][0])

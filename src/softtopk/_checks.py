@@ -29,10 +29,15 @@ def check_scores(scores: Tensor, dim: int, *, may_be_empty: bool = False) -> int
     if not isinstance(scores, Tensor):
         raise TypeError(f"scores must be a torch.Tensor, got {type(scores).__name__}")
     if scores.is_nested:
+        other = ""
+        if scores.layout is not torch.jagged:
+            other = (
+                ", or, for the operators that have offsets, "
+                "torch.nested.as_nested_tensor(list(scores.unbind()), layout=torch.jagged)"
+            )
         raise TypeError(
-            f"scores is a nested tensor of the layout {scores.layout}; use "
-            "scores.to_padded_tensor(0.0) and a mask, or, for the operators that have offsets, "
-            "torch.nested.as_nested_tensor(list(scores.unbind()), layout=torch.jagged)"
+            f"scores must not be a nested tensor of the layout {scores.layout} here; use "
+            f"scores.to_padded_tensor(0.0) and a mask{other}"
         )
     if scores.layout is not torch.strided:
         raise TypeError(f"scores must be dense, got {scores.layout}; use scores.to_dense()")

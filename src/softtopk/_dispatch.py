@@ -60,6 +60,8 @@ def path_of(scores: Tensor, *others: object, fixed: Sequence[object] = ()) -> Pa
     if is_traced(scores):
         same = all(tensor.device == scores.device for tensor in tensors)
         return "opaque" if same and kernels.covers(scores.device) else "plain"
+    if _transform() is not None:  # which the tensors need not show, but an autograd function does
+        return "plain"
     if library_for(*tensors) is not None:
         return "native"
     return "triton" if triton_for(*tensors) is not None else "plain"

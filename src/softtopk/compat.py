@@ -35,14 +35,13 @@ from ._checks import (
     check_scores,
 )
 from .functional import ConvergenceWarning, entropic_plan, soft_topk, sorted_soft_topk
+from .functional._rows import compute_dtype
 
 __all__ = ["SmallestTopK_custom", "TopK", "TopK_custom"]
 
 
 class _Listing(nn.Module):
     """What the two classes share. As in the listing, the state dict is empty."""
-
-    anchors: Tensor
 
     def __init__(
         self, k: int, epsilon: float, max_iter: int, solver: str, anchors: list[float]
@@ -53,7 +52,7 @@ class _Listing(nn.Module):
         self.max_iter = check_integer("max_iter", max_iter)
         check_choice("solver", solver, ("exact", "sinkhorn"))
         self.solver = solver
-        self.register_buffer("anchors", torch.tensor(anchors).view(1, 1, -1), persistent=False)
+        self.anchors = torch.tensor(anchors).view(1, 1, -1)
 
     def _filled(self, scores: Tensor) -> Tensor:
         """Scores in which -inf is as far below the least score of the batch as that is below the
@@ -69,7 +68,8 @@ class _Listing(nn.Module):
     def _plan(self, scores: Tensor, places: list[int]) -> Tensor:
         """The plan (..., n, m) after ``max_iter`` iterations, for columns of so many places."""
         n = scores.shape[-1]
-        distance = scores.unsqueeze(-1) - self.anchors.to(scores.device)
+        wide = scores.to(compute_dtype(scores.dtype))
+        distance = wide.unsqueeze(-1) - self.anchors.flatten().to(wide)
         longest = distance.detach().abs().amax() if distance.numel() else 1.0
         cost = (distance / longest).square()  # in this order it cannot overflow
         mu = torch.full_like(cost[..., 0], 1 / n)

@@ -264,3 +264,28 @@ def test_wrong_arguments(arguments, kind, message):
     right = {"scores": torch.zeros(6, 3), "k": 1, "capacity": 2}
     with pytest.raises(kind, match=message):
         balanced_soft_topk(**right | arguments)
+
+
+@pytest.mark.parametrize("kinds", [1, 3])
+def test_rows_that_are_alike(kinds):
+    """Many ways to move tokens are then equally good."""
+    x = torch.randn(kinds, 6, dtype=torch.float64)[torch.randint(kinds, (60,))]
+    found = balanced_soft_topk(x, 2, 20, hard=True)
+    assert (found.selection.sum(0) == 20).all()
+    assert (found.selection.sum(1) == 2).all()
+    assert found.converged
+    cold = balanced_soft_topk(x, 2, 20, eps=1e-6 * (x.amax() - x.amin()).item())
+    gap = (cold.selection * x).sum() - (found.selection * x).sum()
+    assert abs(gap) < 1e-3
+
+
+def test_the_result_of_a_hard_call_is_the_same_with_a_gradient():
+    x = torch.randn(12, 3)
+    for one, other in zip(
+        balanced_soft_topk(x, 1, 4, hard=True),
+        balanced_soft_topk(x.clone().requires_grad_(), 1, 4, hard=True),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other.detach())
+    with pytest.raises(RuntimeError, match=r"hard=True cannot be mapped by torch\.vmap"):
+        torch.func.vmap(lambda z: balanced_soft_topk(z, 1, 4, hard=True).selection)(x[None])

@@ -230,3 +230,17 @@ def test_arguments_of_an_order(function):
 def test_q(q, message):
     with pytest.raises(ValueError, match=message):
         soft_quantile(X, q)
+
+
+@pytest.mark.parametrize("function", [soft_sort, soft_rank])
+def test_forward_mode_keeps_single_precision(function):
+    """Sums over all ranks that cancel would not."""
+    generator = torch.Generator().manual_seed(0)
+    x, tangent = torch.randn(2, 150, generator=generator)
+
+    def derivative(dtype):
+        call = (lambda z: function(z, eps=1e-3)), (x.to(dtype),), (tangent.to(dtype),)
+        return torch.func.jvp(*call)[1].double()
+
+    exact = derivative(torch.float64)
+    assert (derivative(torch.float32) - exact).norm() < 1e-4 * exact.norm()

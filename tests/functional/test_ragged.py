@@ -379,7 +379,7 @@ def test_wrong_nested_arguments():
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_nested_scores_that_are_refused():
-    with pytest.raises(TypeError, match=r"layout torch\.strided; .*layout=torch\.jagged"):
+    with pytest.raises(TypeError, match=r"layout torch\.strided here; .*layout=torch\.jagged"):
         soft_topk(torch.nested.nested_tensor([torch.zeros(2)]), 1)
     with pytest.raises(TypeError, match=r"nested tensor .*to_padded_tensor"):
         sorted_soft_topk(nested(torch.zeros(2)), 1)

@@ -295,3 +295,12 @@ def test_hard_takes_the_first_of_equal_scores(largest, data):
         kept = scores.masked_fill(ranking.sum(-1) == 0, -INF).softmax(-1)
         for count in (k, torch.tensor(k)):
             assert_close(soft_topk_softmax(scores, count, hard=True), kept)
+
+
+@both_paths
+def test_a_differentiable_eps_at_a_small_scale():
+    """Its square is no number of float32."""
+    scores, scale = torch.tensor([1.0, 2.0, 3.0]), 1e-25
+    eps = torch.tensor(scale, requires_grad=True)
+    found = log_soft_topk(scale * scores, 1, eps=eps)
+    torch.testing.assert_close(found.detach(), log_soft_topk(scores, 1, eps=1.0))

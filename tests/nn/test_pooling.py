@@ -18,6 +18,7 @@ with warnings.catch_warnings():  # it uses parts of torch that are deprecated
     from softtopk.integrations.torch_geometric import SelectSoftTopK
 
 SIZES = (7, 1, 0, 12, 4)
+EDGE = torch.tensor([[0], [1]])
 
 
 def graphs(dtype=torch.float64):
@@ -134,6 +135,12 @@ def test_extremes():
             r"batch must be integers of shape \(3,\)",
         ),
         (
+            lambda: TopKPool(3)(torch.randn(3, 3), EDGE, attn=torch.randn(2, 3)),
+            ValueError,
+            "attn must have a row for each of the 3 nodes, got 2",
+        ),
+        (lambda: TopKPool(3, width=math.nan), ValueError, "width must be positive"),
+        (
             lambda: TopKPool(3)(torch.randn(3, 3), torch.zeros(3, 2)),
             ValueError,
             r"edge_index must be integers of shape \(2, edges\)",
@@ -143,3 +150,11 @@ def test_extremes():
 def test_wrong_arguments(call, kind, message):
     with pytest.raises(kind, match=message):
         call()
+
+
+def test_a_graph_with_a_nan_stays():
+    x = torch.randn(6, 3)
+    x[0, 0] = math.nan
+    nodes = TopKPool(3, eps=0.1).select(x, torch.tensor([0, 0, 0, 1, 1, 1]))
+    assert nodes.batch.tolist() == [0, 0, 1, 1]
+    assert nodes.weight.isnan().tolist() == [True, True, False, False]

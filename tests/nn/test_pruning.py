@@ -126,3 +126,5 @@ def test_wrong_arguments(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         topk_prune_(layer, **arguments)  # type: ignore[arg-type]
     assert not hasattr(layer, "parametrizations")
+    with pytest.raises(ValueError, match="name='weight' is parametrised already"):
+        topk_prune_(topk_prune_(layer, k=1), k=1)

@@ -153,3 +153,22 @@ def test_compiled(choice):
 def test_wrong_arguments(make, kind, message):
     with pytest.raises(kind, match=message):
         make()
+
+
+@pytest.mark.parametrize("choice", ["token", "expert", "both"])
+def test_a_nan_is_seen(choice):
+    tokens = torch.randn(16, 4)
+    tokens[3, 1] = math.nan
+    router = TopKRouter(4, 2, gate=nn.Identity(), choice=choice)
+    for routing in (router(tokens), router.eval()(tokens)):
+        assert routing.weights.isnan().any()
+        assert routing.gates.isnan().any()
+
+
+@pytest.mark.parametrize(("dtype", "lead"), [(torch.float16, 20), (torch.float32, 120)])
+def test_pairs_that_only_the_balance_has_chosen_keep_their_weight(dtype, lead):
+    tokens = torch.randn(64, 8).to(dtype)
+    tokens[:, :2] += lead  # all like the same two experts
+    router = TopKRouter(8, 1, gate=nn.Identity(), choice="both")
+    assert (router(tokens).weights == 1).all()
+    assert (router.eval()(tokens).weights == 1).all()

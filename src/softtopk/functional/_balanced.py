@@ -66,7 +66,13 @@ from .._checks import (
     check_scores,
     operand,
 )
-from .._dispatch import is_readable, is_traced, may_differentiate, refuse_forward_mode
+from .._dispatch import (
+    is_immediate,
+    is_readable,
+    is_traced,
+    may_differentiate,
+    refuse_forward_mode,
+)
 from ._autograd import batch_first, opaque
 from ._rows import (
     algebra_dtype,
@@ -98,7 +104,8 @@ class BalancedTopK(NamedTuple):
     """A (..., T, E), in [0, 1]."""
     prices: Tensor
     """(..., E), not negative, 0 for an expert with room left; constants. If the capacities are just
-    enough, a number may be added to all of them."""
+    enough, a number may be added to all of them. With ``hard=True`` those of a low temperature,
+    from which the assignment was found."""
     residual: Tensor
     """(...): the largest excess over a capacity, or rest of one that has a price, in tokens."""
     converged: Tensor
@@ -161,12 +168,18 @@ def balanced_soft_topk(
     x, places, limits, tau = _problem(scores, k, capacity, eps, mask, hard)
     soft_wanted = not hard or may_differentiate(scores, tau)
     if hard:
-        cold = _call(_Balanced.apply, _balanced_op, x.detach(), places, limits, _cold(x.detach()))
-        chosen = _call(_assignment, _assignment_op, x.detach(), places, limits, cold[1])
-        if not soft_wanted:
-            return _result(chosen, cold[1], cold[2], limits, scores.dtype)
-    soft, prices, residual = _call(_Balanced.apply, _balanced_op, x, places, limits, tau)
-    selection = straight_through(chosen, soft) if hard else soft
+        if not is_traced(x) and not is_immediate(x, places, limits):
+            raise RuntimeError("hard=True cannot be mapped by torch.vmap; give scores (..., T, E)")
+        fixed = x.detach()
+        _, prices, _ = _call(_Balanced.apply, _balanced_op, fixed, places, limits, _cold(fixed))
+        selection = _call(_assignment, _assignment_op, fixed, places, limits, prices)
+        residual = (selection.sum(-2) - limits).clamp(min=0.0).amax(-1)
+    if soft_wanted:
+        soft, *others = _call(_Balanced.apply, _balanced_op, x, places, limits, tau)
+        if not hard:
+            selection, (prices, residual) = soft, others
+        else:
+            selection = straight_through(selection, soft)
     return _result(selection, prices, residual, limits, scores.dtype)
 
 
@@ -495,30 +508,34 @@ class _Assignment:
         if self.broken:
             return torch.full_like(self.x, math.nan)
         experts = len(self.prices)
-        #: The least loss by which one token of e goes to f instead, and which token it is.
+        #: The least loss by which one token of e goes to f instead.
         self.loss = self.x.new_full((experts, experts), math.inf)
-        self.token = torch.zeros_like(self.loss, dtype=torch.long)
         for e in range(experts):
             self._leave(e)
         while bool((self.excess > 0).any()):
-            self._move_one()
+            self._move()
         return self.chosen.to(self.x.dtype)
 
     def _leave(self, e: int) -> None:
         leaving = self.chosen[:, e : e + 1] & ~self.chosen
-        self.loss[e], self.token[e] = self._least(leaving, self.x[:, e : e + 1] - self.x)
+        self.loss[e] = self._least(leaving, self.x[:, e : e + 1] - self.x)
 
     def _come(self, e: int) -> None:
         coming = self.chosen & ~self.chosen[:, e : e + 1]
-        self.loss[:, e], self.token[:, e] = self._least(coming, self.x - self.x[:, e : e + 1])
+        self.loss[:, e] = self._least(coming, self.x - self.x[:, e : e + 1])
 
     @staticmethod
-    def _least(allowed: Tensor, loss: Tensor) -> tuple[Tensor, Tensor]:
-        least = torch.where(allowed, loss, math.inf).min(0)
-        return least.values, least.indices
+    def _least(allowed: Tensor, loss: Tensor) -> Tensor:
+        return torch.where(allowed, loss, math.inf).amin(0)
 
-    def _move_one(self) -> None:
-        """Move one unit from where there are too many to the nearest place with too few."""
+    def _movers(self, e: int, f: int) -> Tensor:
+        """The tokens that go from e to f at the least loss."""
+        leaving = self.chosen[:, e] & ~self.chosen[:, f]
+        return (leaving & (self.x[:, e] - self.x[:, f] == self.loss[e, f])).nonzero().flatten()
+
+    def _move(self) -> None:
+        """Move units from where there are too many to the nearest place with too few: as many as
+        this way takes at the same loss, since tokens may be alike."""
         change = self.prices - self.prices.unsqueeze(-1)
         step = (self.loss + change).clamp(min=0.0)
         by_idle = (self.idle > 0).unsqueeze(-1) & (change < step)
@@ -532,19 +549,24 @@ class _Assignment:
                 "raise capacity or lower k"
             )
         self.prices = self.prices - distance.clamp(max=distance[target])
-        self.excess[target] += 1
-        touched = [target]
-        while (source := int(parent[target])) >= 0:
-            if by_idle[source, target]:
-                self.idle[source] -= 1
-                self.idle[target] += 1
+        way = [target]
+        while (source := int(parent[way[-1]])) >= 0:
+            way.append(source)
+        edges = list(zip(way[1:], way[:-1], strict=True))
+        movers = [None if by_idle[edge] else self._movers(*edge) for edge in edges]
+        amount = int(torch.minimum(self.excess[way[-1]], -self.excess[target]))
+        for (source, _), tokens in zip(edges, movers, strict=True):
+            amount = min(amount, int(self.idle[source]) if tokens is None else len(tokens))
+        for (source, goal), tokens in zip(edges, movers, strict=True):
+            if tokens is None:
+                self.idle[source] -= amount
+                self.idle[goal] += amount
             else:
-                token = self.token[source, target]
-                self.chosen[token, source], self.chosen[token, target] = False, True
-            target = source
-            touched.append(target)
-        self.excess[target] -= 1
-        for e in touched:
+                self.chosen[tokens[:amount], source] = False
+                self.chosen[tokens[:amount], goal] = True
+        self.excess[target] += amount
+        self.excess[way[-1]] -= amount
+        for e in way:
             self._leave(e)
             self._come(e)
 

@@ -71,8 +71,9 @@ def soft_sort(
     values = middle + (plan * deviation.unsqueeze(-1)).sum(-2)
     ranks = torch.arange(plan.shape[-1], device=x.device)
     values = values + torch.where(ranks < (x == math.inf).sum(-1, keepdim=True), math.inf, 0.0)
+    values = values if descending else -values
     values = torch.where(ranks < (x != -math.inf).sum(-1, keepdim=True), values, 0.0)
-    return rows.restore(values if descending else -values)
+    return rows.restore(values)
 
 
 def soft_rank(

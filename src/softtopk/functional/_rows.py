@@ -386,7 +386,7 @@ def _overflow_bound(x: Tensor, tau: Strength) -> Strength:
     if not isinstance(tau, Tensor):
         return limit * min(tau, 1.0)
     small = tau.detach().clamp(max=1.0)
-    return limit * (small.square() if tau.requires_grad else small)
+    return limit * small * small if tau.requires_grad else limit * small  # no square underflows
 
 
 def without_negligible(values: Tensor, d: Tensor, best: Tensor) -> Tensor:

@@ -43,7 +43,8 @@ def select_topk(
     gradient in all scores, also in those that are not selected. As eps -> 0 the weights become one.
 
     Args:
-        scores: As in `soft_topk`, like ``eps``, ``dim``, ``largest`` and ``mask``.
+        scores: As in `soft_topk`, like ``eps``, ``largest``, ``mask`` and ``dim``, which is one
+            dimension here.
         k: How many: an int, or an integer tensor that broadcasts to the batch shape. Of a tensor
             the largest value is read, which waits for a GPU.
         hard: Weights of one with the gradient of the soft ones (straight-through).

@@ -50,6 +50,7 @@ from .._checks import (
 from .._dispatch import (
     dense,
     in_onnx_export,
+    is_immediate,
     is_readable,
     is_traced,
     library_for,
@@ -308,7 +309,12 @@ class _Ranking(torch.autograd.Function):
         upper, lower = tails_of(plan)
         pull = _covariance_times(upper, lower, d_tangent).sum(-2)
         a_tangent = d_tangent - _solve_covariance(upper, lower, pull).unsqueeze(-2)
-        l_tangent = F.pad(a_tangent.flip(-1).cumsum(-1).flip(-1), (0, 1))
+        # From the likeliest rank on, as in `plan_of`: elsewhere the long sums would cancel.
+        ranks = torch.arange(a_tangent.shape[-1], device=plan.device)
+        before = ranks < plan.detach().argmax(-1, keepdim=True)
+        below = a_tangent.masked_fill(~before, 0.0).flip(-1).cumsum(-1).flip(-1)
+        above = a_tangent.masked_fill(before, 0.0).cumsum(-1)
+        l_tangent = F.pad(below, (0, 1)) - F.pad(above, (1, 0))
         return plan * (l_tangent - (plan * l_tangent).sum(-1, keepdim=True))
 
     @staticmethod
@@ -610,9 +616,10 @@ def _ranking(rows: Rows, k: int, hard: bool, sinkhorn: Sinkhorn | None) -> Tenso
 def _rankings(rows: Rows, k: Tensor, hard: bool, sinkhorn: Sinkhorn | None) -> Tensor:
     """A (..., n, largest k) of rows with an own k (..., 1) each; those of equal k are solved
     together, in a call for every value that k has."""
-    if is_traced(k) and not torch.compiler.is_compiling():
+    if not is_immediate(k) and not torch.compiler.is_compiling():
         raise ValueError(
-            "k as a tensor decides the shape of the result, and this one has no values"
+            "k as a tensor decides the shape of the result, and this one has no values that can be "
+            "read: it is meta, or mapped by torch.vmap; use an int"
         )
     k = k.expand(*rows.batch, 1).flatten()
     values = k.unique().tolist()

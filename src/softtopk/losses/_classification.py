@@ -30,8 +30,9 @@ def topk_cross_entropy(
 
     With A the soft indicator of the k largest it is :math:`-\log A_y`, a relaxation of
     ``-log(label in scores.topk(k).indices)``, which is 0 or infinite. It is computed from
-    `softtopk.log_soft_topk`: however low the label ranks, the gradient does not vanish. It bounds
-    `hit_at_k_loss` with one positive from above, and `recall_at_k_loss` with several.
+    `softtopk.log_soft_topk`: however low the label ranks, the gradient does not vanish, up to a
+    loss of 1e19. It bounds `hit_at_k_loss` with one positive from above, and `recall_at_k_loss`
+    with several.
 
     k = 1 is close to ``torch.nn.functional.cross_entropy(scores / tau, labels)``, tau = eps / 2.
     There the *probabilities* of the classes are proportional to exp(logit / tau) and sum to one;
@@ -103,8 +104,9 @@ def _classes(
             f"labels must be integers of shape {tuple(scores.shape[:-1])}, or booleans of shape "
             f"{tuple(scores.shape)}, got shape {tuple(labels.shape)}"
         )
+    labels = labels.long()  # a narrow type would turn ignore_index into a class
     valid = labels != ignore_index
-    index = labels.long().masked_fill(~valid, 0)
+    index = labels.masked_fill(~valid, 0)
     check_range("labels", index, 0, scores.shape[-1] - 1)
     if mask is not None:
         taking_part = mask.expand(scores.shape).gather(-1, index.unsqueeze(-1)).squeeze(-1)

@@ -80,10 +80,9 @@ def queries_of(
     scores: Tensor, positives: Tensor, mask: Tensor | None, name: str = "positives"
 ) -> Queries:
     """The arguments of a loss with positives, checked; the caller knows these by their ``name``."""
-    queries = graded_queries(scores, positives, mask, name)
-    if positives.dtype is not torch.bool:
+    if isinstance(positives, Tensor) and positives.dtype is not torch.bool:
         raise TypeError(f"{name} must be boolean, got {positives.dtype}; use {name} > 0")
-    return queries
+    return graded_queries(scores, positives, mask, name)
 
 
 def graded_queries(
@@ -107,7 +106,7 @@ def graded_queries(
 
 def cutoffs_of(k: Cutoffs, weights: Sequence[float] | None) -> tuple[list[int], list[float]]:
     """The cutoffs, and the weight of each; these sum to one."""
-    given = list(k) if isinstance(k, (list, tuple)) else [k]
+    given = list(k) if isinstance(k, (list, tuple, range)) else [k]
     ks = [check_integer("k", each) for each in given]
     if not ks:
         raise ValueError(f"k must be an int or several of them, got k={k!r}")
@@ -131,16 +130,28 @@ def eps_of(eps: Strength | None, scores: Tensor, mask: Tensor | None) -> Strengt
     if eps is not None:
         check_eps(eps, scores.shape[:-1])
         return eps
-    x = scores.detach()
+    x, info = scores.detach(), torch.finfo(scores.dtype)
     part = x.isfinite() if mask is None else x.isfinite() & mask
+    part = part & ~_far_off(x, part)
     x, count = x.masked_fill(~part, 0.0), part.sum(-1, keepdim=True).clamp(min=1)
-    tiny = torch.finfo(x.dtype).tiny
-    scale = x.abs().amax(-1, keepdim=True).clamp(min=tiny)  # whose square may not be a number
+    scale = x.abs().amax(-1, keepdim=True).clamp(min=info.tiny)  # whose square may not be a number
     x = x / scale
     centred = (x - x.sum(-1, keepdim=True) / count).masked_fill(~part, 0.0)
-    deviation = scale * (centred.square().sum(-1, keepdim=True) / count).sqrt()
-    # Equal scores share the places at any eps. Gradients are divided by it.
-    return (SPREAD * deviation).clamp(min=math.sqrt(tiny)).squeeze(-1)
+    deviation = (centred.square().sum(-1, keepdim=True) / count).sqrt()
+    # Scores that are equal share the places at any eps, but their gradient is divided by it.
+    tied = deviation <= 16.0 * info.eps
+    unit = torch.where(scale > info.tiny, scale, 1.0)
+    found = torch.where(tied, unit, SPREAD * scale * deviation)
+    return found.clamp(min=math.sqrt(info.tiny)).squeeze(-1)
+
+
+def _far_off(x: Tensor, part: Tensor) -> Tensor:
+    """Items that are no part of a scale, such as those at -1e9: a thousand times as far from the
+    best as a tenth of the items are."""
+    distance = x.masked_fill(~part, -math.inf).amax(-1, keepdim=True) - x
+    distance = distance.masked_fill(~part, math.inf)
+    near = distance.topk(min(2 + x.shape[-1] // 10, x.shape[-1]), largest=False).values[..., -1:]
+    return (distance > 1e3 * near) & (near > 0)
 
 
 def selected(

@@ -23,6 +23,9 @@ from ._queries import (
     weighted,
 )
 
+#: Beyond so many tau a sigmoid is 0 or 1 in every dtype.
+DECIDED = 200.0
+
 
 def ndcg_at_k_loss(
     scores: Tensor,
@@ -44,8 +47,8 @@ def ndcg_at_k_loss(
 
     where IDCG is the largest value that the sum can have. It is a relaxation of
     ``1 - sklearn.metrics.ndcg_score(relevance, scores, k=k)`` and equal to it as eps -> 0, ties
-    included. It takes O(n k) time and memory. Several cutoffs share the operator of the largest
-    one, so the result is not exactly the mean of single calls, unless eps is small.
+    included. It takes O(n k) memory and O(n k²) time. Several cutoffs share the operator of the
+    largest one, so the result is not exactly the mean of single calls, unless eps is small.
 
     Args:
         relevance: (..., n), not negative: the gain of every item, as in scikit-learn. For the
@@ -121,9 +124,14 @@ def average_precision_loss(
     x = queries.scores.clamp(-limit, limit)
     if queries.mask is not None:
         x = x.masked_fill(~queries.mask, 0.0)
-    most = int(queries.positives.max()) if x.numel() and is_immediate(x) else x.shape[-1]
+    fixed = x.numel() > 0 and is_immediate(x, queries.gains)
+    most = int(queries.positives.max()) if fixed else x.shape[-1]
     wanted, index = queries.gains.topk(most)
-    ahead = torch.sigmoid((x.unsqueeze(-2) - x.gather(-1, index).unsqueeze(-1)) / tau)
+    distance = x.unsqueeze(-2) - x.gather(-1, index).unsqueeze(-1)
+    # What is decided is taken out of the division: its derivative in tau would be 0 times inf.
+    decided = distance.detach().abs() > DECIDED * tau
+    ahead = torch.sigmoid(distance.masked_fill(decided, 0.0) / tau)
+    ahead = torch.where(decided, (distance > 0).to(x.dtype), ahead)
     if queries.mask is not None:
         ahead = ahead.masked_fill(~queries.mask.unsqueeze(-2), 0.0)
     # An item is half ahead of itself, which makes the one that a rank begins with.

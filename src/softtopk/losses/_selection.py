@@ -44,14 +44,15 @@ def recall_at_k_loss(
     and equal to it as eps -> 0. It costs a call of the operator, O(n).
 
     Args:
-        scores: (..., n), one score for each of the n items of every query. Higher is better.
+        scores: (..., n), one score for each of the n items of every query. Higher is better. An
+            item at -inf is never found.
         positives: (..., n), boolean: the items that should be found.
         k: The cutoff, or a list or tuple of them: the loss is then the mean over all of these, in
             one call. Where there are fewer than k items, all are selected.
         weights: For the mean over several cutoffs, a number for each; the default is equal ones.
         eps: Temperature, a float or a tensor that broadcasts to the shape (...) of the queries.
             None is 0.3 standard deviations of the query's scores, detached: their scale does not
-            matter then.
+            matter then. Scores that are far below all others, such as -1e9, do not count in it.
         mask: Boolean, broadcasts to scores; True takes part. A masked item is treated as if it were
             deleted, and a masked positive does not count.
         capped: Divide by min(k, positives) in place of the positives, so that the loss can reach 0

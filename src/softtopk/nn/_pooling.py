@@ -103,6 +103,10 @@ class TopKPool(Tempered):
                 "edge_index must be integers of shape (2, edges), got "
                 f"{edge_index.dtype} of shape {tuple(edge_index.shape)}"
             )
+        if attn is not None and len(attn) != len(x):
+            raise ValueError(
+                f"attn must have a row for each of the {len(x)} nodes, got {len(attn)}"
+            )
         nodes = self.select(x if attn is None else attn, batch)
         place = edge_index.new_full((len(x),), -1)
         place[nodes.node_index] = torch.arange(
@@ -134,7 +138,9 @@ class TopKPool(Tempered):
         k = counts.clamp(max=self.ratio) if whole else share_of(self.ratio, counts)
         eps = self._eps_now(width_to_eps(scores, k, offsets=offsets), False, scores)
         weight = soft_topk(scores, k, eps=eps, offsets=offsets)
-        kept = soft_topk(scores.detach(), k, eps=eps, offsets=offsets, hard=True) > 0.5
+        # A NaN comes first: its graph stays, with weights that are NaN.
+        order = scores.detach().nan_to_num(nan=math.inf, posinf=math.inf, neginf=-math.inf)
+        kept = soft_topk(order, k, offsets=offsets, hard=True) > 0.5
         index = kept.nonzero().squeeze(-1)
         return Nodes(index, weight[index], batch[index])
 

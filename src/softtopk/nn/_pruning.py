@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
@@ -16,7 +14,8 @@ class TopKPruning(SoftTopK):
     """A weight times the soft top-k of its magnitudes: what `topk_prune_` parametrises a module by.
 
     A relaxation of ``torch.where(w.abs() >= w.abs().flatten().topk(k).values[-1], w, 0)``, and in
-    eval mode exactly that. All dimensions of the weight are one row.
+    eval mode exactly that, but of equal magnitudes the first are kept. All dimensions of the weight
+    are one row.
     """
 
     def forward(self, weight: Tensor) -> Tensor:  # type: ignore[override]
@@ -29,7 +28,10 @@ def topk_prune_(
     *,
     k: int | None = None,
     density: float | None = None,
-    **options: Any,
+    eps: float | None = None,
+    width: float | None = None,
+    learn_eps: bool = False,
+    hard: bool = False,
 ) -> nn.Module:
     """Train a weight of a module to a budget: the k largest entries stay, the others become zero.
 
@@ -44,9 +46,9 @@ def topk_prune_(
         name: The name of the parameter.
         k: How many entries stay; or
         density: which share of them, above 0 and at most 1, rounded up.
-        options: ``eps``, ``width``, ``learn_eps`` and ``hard`` of `SoftTopK`. Without ``eps`` and
-            ``width``, the width is the number of entries that stay, and eps follows from it now and
-            whenever the width is set: call ``recalibrate()`` after you have loaded other weights.
+        eps, width, learn_eps, hard: As in `SoftTopK`. Without ``eps`` and ``width``, the width is
+            the number of entries that stay. eps follows from a width now and whenever that is set:
+            call ``recalibrate()`` after you have loaded other weights.
 
     Returns:
         The module. It is parametrised by ``torch.nn.utils.parametrize``: the optimiser gets the
@@ -56,6 +58,10 @@ def topk_prune_(
     >>> layer.eval().weight.count_nonzero()
     tensor(20)
     """
+    if parametrize.is_parametrized(module, name):
+        raise ValueError(
+            f"name={name!r} is parametrised already, by a pruning or by something else"
+        )
     weight = getattr(module, name, None)
     if not isinstance(weight, nn.Parameter) or not weight.is_floating_point() or not weight.numel():
         raise ValueError(
@@ -68,9 +74,17 @@ def topk_prune_(
     if density is not None:
         k = share_of(check_ratio("density", density), n)
     k = check_integer_k(k, n, "pruning")  # type: ignore[arg-type]
-    if "eps" not in options:
-        options.setdefault("width", max(1, min(k, n - k)))
-    pruning = TopKPruning(k, dim=tuple(range(weight.ndim)), hard_eval=True, **options)
+    if eps is None and width is None:
+        width = max(1, min(k, n - k))
+    pruning = TopKPruning(
+        k,
+        eps=eps,
+        width=width,
+        learn_eps=learn_eps,
+        hard=hard,
+        hard_eval=True,
+        dim=tuple(range(weight.ndim)),
+    )
     pruning.to(device=weight.device).train(module.training)
     parametrize.register_parametrization(module, name, pruning)
     return module

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from .._checks import Strength, check_broadcast, check_choice, check_integer, check_positive
 from ..functional import balanced_soft_topk, soft_topk
-from ..functional._rows import indices_of
+from ..functional._rows import compute_dtype, indices_of
 from ..functional._softmax import softmax_or_zero
 from ._temperature import Tempered, share_of, width_to_eps
 
@@ -133,16 +133,26 @@ class TopKRouter(Tempered):
                 f"gate must return scores of shape {(*tokens.shape[:-1], self.n_experts)}, got "
                 f"{tuple(scores.shape)}"
             )
+        dtype, scores = scores.dtype, scores.to(compute_dtype(scores.dtype))
         selection, chosen = self._select(scores, mask)
         dispatch = chosen > 0.5
         part = selection if self.training else selection.where(dispatch, 0.0)
         if self.choice == "expert":
             gates = part * scores.softmax(-1)
+            indices, weights = self._listed(gates.mT, dispatch.mT, self._size(scores), 0.0)
         else:
-            log_a = part.clamp(min=torch.finfo(part.dtype).tiny).log()
+            # Of the chosen pairs by themselves: the others may leave nothing of their gates.
+            log_a = selection.clamp(min=torch.finfo(scores.dtype).tiny).log()
             gates = softmax_or_zero((scores + log_a).masked_fill(part == 0, -math.inf))
-        indices, weights = self._listed(gates, dispatch)
-        return Routing(gates, dispatch, indices, weights, selection.sum(-2))
+            indices, logits = self._listed(scores + log_a, dispatch, self.k, -math.inf)
+            weights = softmax_or_zero(logits)
+        # A NaN chooses nothing, and shall be seen.
+        broken = selection.isnan()
+        gates = gates.masked_fill(broken, math.nan)
+        broken = broken.any(-2 if self.choice == "expert" else -1).unsqueeze(-1)
+        weights = weights.masked_fill(broken, math.nan)
+        load = selection.sum(-2)
+        return Routing(gates.to(dtype), dispatch, indices, weights.to(dtype), load.to(dtype))
 
     def _select(self, scores: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """The soft selection and the exact one, (..., T, E)."""
@@ -175,19 +185,15 @@ class TopKRouter(Tempered):
         tokens = scores.shape[-2]
         return min(share_of(self.capacity_factor * self.k / self.n_experts, tokens), tokens)
 
-    def _listed(self, gates: Tensor, dispatch: Tensor) -> tuple[Tensor, Tensor]:
-        """The chosen pairs as indices, and their gates."""
-        size = self.k
-        if self.choice == "expert":
-            gates, dispatch, size = gates.mT, dispatch.mT, self._size(gates)
+    def _listed(
+        self, values: Tensor, dispatch: Tensor, size: int, fill: float
+    ) -> tuple[Tensor, Tensor]:
+        """The chosen pairs of every row as indices (..., size), and their values."""
         indices = indices_of(dispatch, size)
-        there = torch.arange(size, device=gates.device) < dispatch.sum(-1, keepdim=True)
-        weights = gates.gather(-1, indices) if gates.numel() else gates.new_zeros(indices.shape)
-        weights = weights.where(there, 0.0)
-        if self.choice == "expert":
-            return indices, weights
-        total = weights.sum(-1, keepdim=True)
-        return indices, weights / torch.where(total > 0, total, 1.0)
+        there = torch.arange(size, device=values.device) < dispatch.sum(-1, keepdim=True)
+        if not values.numel():
+            return indices, values.new_full(indices.shape, fill)
+        return indices, values.gather(-1, indices).where(there, fill)
 
     def _check(self, tokens: Tensor, mask: Tensor | None) -> None:
         if not isinstance(tokens, Tensor) or tokens.ndim < 2 or not tokens.is_floating_point():

@@ -24,7 +24,7 @@ from ..functional._rows import algebra_dtype
 from ..functional._temperature import common_eps
 
 #: The width of a module that learns only from its input how many elements it selects.
-TWICE_K = math.nan
+TWICE_K = float("nan")  # itself, and no other NaN
 
 
 class Tempered(nn.Module):
