@@ -26,6 +26,7 @@ OPTIONAL = {
     "sacrebleu": "translate",
     "babel": "translate",
     "transformers": "transformers",
+    "torch_geometric": "graphs",
     "triton": "triton",
 }
 """The optional dependencies, each with the first extra that installs it."""

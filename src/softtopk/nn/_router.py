@@ -201,7 +201,8 @@ class TopKRouter(Tempered):
             raise TypeError(f"tokens must be a floating tensor (..., T, d), got {found}")
         if mask is not None:
             if not isinstance(mask, Tensor) or mask.dtype is not torch.bool:
-                raise TypeError(f"mask must be a boolean tensor, True takes part, got {mask}")
+                found = getattr(mask, "dtype", type(mask).__name__)
+                raise TypeError(f"mask must be a boolean tensor, True takes part, got {found}")
             check_broadcast("mask", mask.shape, tokens.shape[:-1], "the shape (..., T)")
 
     def extra_repr(self) -> str:

@@ -317,7 +317,10 @@ class WidthSchedule:
         given = None if start is None else check_positive("start", start)
         self._starts = [float(given or part.width or 0) for part in self._modules]
         if any(map(math.isnan, self._starts)):
-            raise ValueError("give start: the width of a part follows the size of its input")
+            raise ValueError(
+                "give start, or make the part with width=: it selects a ratio of its input, whose "
+                "size it does not know yet"
+            )
         self.end = check_positive("end", end)
         self.last_step = 0
         self._apply()

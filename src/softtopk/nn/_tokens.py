@@ -161,7 +161,8 @@ class TokenSelector(Tempered):
             )
         if mask is not None:
             if not isinstance(mask, Tensor) or mask.dtype is not torch.bool:
-                raise TypeError(f"mask must be a boolean tensor, True takes part, got {mask}")
+                found = getattr(mask, "dtype", type(mask).__name__)
+                raise TypeError(f"mask must be a boolean tensor, True takes part, got {found}")
             check_broadcast("mask", mask.shape, tokens.shape[:2], "the shape (batch, n)")
         if k is not None:
             if not isinstance(k, Tensor) or k.is_floating_point() or k.dtype is torch.bool:
