@@ -144,7 +144,7 @@ def test_accelerators_are_listed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_extras_are_those_of_the_package() -> None:
     declared: dict[str, str] = {}
     for requirement in metadata.requires("softtopk") or []:
-        extras = "cli|plot|knn|tables|translate|transformers|triton"
+        extras = "cli|plot|knn|tables|translate|transformers|graphs|triton"
         match = re.match(rf"([\w-]+).*extra == .({extras}).$", requirement)
         if match:
             declared.setdefault(match[1], match[2])

@@ -134,8 +134,8 @@ class SmallestTopK_custom(_Listing):
     Put it in the place of the original by
     ``from softtopk.compat import SmallestTopK_custom as TopK_custom``. Without the class:
     ``soft_topk(scores, k, eps=epsilon, largest=False, normalize="batch")``, and better without
-    ``normalize``. Most callers negate their scores; with ``largest=True`` they need not, and without
-    ``normalize`` the numbers stay the same (the largest cost is another one for negated scores).
+    ``normalize``. Most callers negate their scores; with ``largest=True`` they need not. Without
+    ``normalize`` that gives the same numbers (negated scores have another largest cost).
 
     Args:
         plan: Return the plan of shape (..., n, 2), as some copies do: A is n times its first
