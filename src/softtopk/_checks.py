@@ -141,7 +141,7 @@ def check_eps(eps: Strength, batch: torch.Size) -> Strength:
     return float(eps)
 
 
-def check_mask(mask: Tensor | None, scores: Tensor) -> None:
+def check_mask(mask: Tensor | None, scores: Tensor, what: str = "the shape of scores") -> None:
     if mask is None:
         return
     if not isinstance(mask, Tensor):
@@ -150,7 +150,7 @@ def check_mask(mask: Tensor | None, scores: Tensor) -> None:
         raise TypeError(
             f"mask must be boolean (True takes part), got {mask.dtype}; convert with mask.bool()"
         )
-    check_broadcast("mask", mask.shape, scores.shape, what="the shape of scores")
+    check_broadcast("mask", mask.shape, scores.shape, what)
 
 
 def check_offsets(offsets: Tensor, scores: Tensor) -> Tensor:

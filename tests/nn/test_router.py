@@ -146,7 +146,12 @@ def test_compiled(choice):
         (
             lambda: TopKRouter(4, dim=3)(torch.ones(5, 3), torch.ones(5)),
             TypeError,
-            "mask must be a boolean",
+            "mask must be boolean",
+        ),
+        (
+            lambda: TopKRouter(4, 2, dim=8)(torch.randn(5, 7)),
+            ValueError,
+            "tokens must have dim=8 features, got shape",
         ),
     ],
 )

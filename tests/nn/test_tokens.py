@@ -179,7 +179,12 @@ def test_compiled():
         (
             lambda: TokenSelector(2, dim=4)(torch.ones(2, 3, 4), torch.ones(2, 3)),
             TypeError,
-            "mask must be a boolean",
+            "mask must be boolean",
+        ),
+        (
+            lambda: TokenSelector(3, dim=8)(torch.randn(2, 5, 7)),
+            ValueError,
+            "tokens must have dim=8 features, got shape",
         ),
         (
             lambda: TokenSelector(2, dim=4)(torch.ones(2, 3, 4), k=torch.ones(3).long()),

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .._checks import Strength, check_broadcast, check_choice, check_integer, check_positive
+from .._checks import Strength, check_choice, check_integer, check_mask, check_positive
 from ..functional import balanced_soft_topk, soft_topk
 from ..functional._rows import compute_dtype, indices_of
 from ..functional._softmax import softmax_or_zero
@@ -115,7 +115,7 @@ class TopKRouter(Tempered):
             raise ValueError("capacity_factor has no effect with choice='token'; leave it out")
         if gate is None:
             gate = nn.Linear(check_integer("dim", dim), n_experts, bias=False)
-        self.gate = gate
+        self.dim, self.gate = dim, gate
         self.choice: Choice = choice
         self.capacity_factor = float(capacity_factor)
         if eps is None and width is None:
@@ -199,11 +199,11 @@ class TopKRouter(Tempered):
         if not isinstance(tokens, Tensor) or tokens.ndim < 2 or not tokens.is_floating_point():
             found = tuple(tokens.shape) if isinstance(tokens, Tensor) else type(tokens).__name__
             raise TypeError(f"tokens must be a floating tensor (..., T, d), got {found}")
-        if mask is not None:
-            if not isinstance(mask, Tensor) or mask.dtype is not torch.bool:
-                found = getattr(mask, "dtype", type(mask).__name__)
-                raise TypeError(f"mask must be a boolean tensor, True takes part, got {found}")
-            check_broadcast("mask", mask.shape, tokens.shape[:-1], "the shape (..., T)")
+        if self.dim not in (None, tokens.shape[-1]):
+            raise ValueError(
+                f"tokens must have dim={self.dim} features, got shape {tuple(tokens.shape)}"
+            )
+        check_mask(mask, tokens[..., 0], "the shape (..., T)")
 
     def extra_repr(self) -> str:
         shown = f"n_experts={self.n_experts}, k={self.k}, choice={self.choice!r}"

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .._checks import Strength, check_broadcast, check_flag, check_integer
+from .._checks import Strength, check_broadcast, check_flag, check_integer, check_mask
 from ..functional import soft_topk
 from ..functional._select import selection
 from ._temperature import TWICE_K, Tempered, check_ratio, share_of, width_to_eps
@@ -89,7 +89,7 @@ class TokenSelector(Tempered):
         self.hard = hard
         if scorer is None:
             scorer = nn.Linear(check_integer("dim", dim), 1)
-        self.scorer = scorer
+        self.dim, self.scorer = dim, scorer
         if eps is None and width is None:
             width = TWICE_K if k is None else max(2.0, 2.0 * k)
         self._hold(eps, width, learn_eps)
@@ -159,11 +159,11 @@ class TokenSelector(Tempered):
                 f"tokens must have more than n_class_tokens={self.n_class_tokens} tokens, got "
                 f"shape {tuple(tokens.shape)}"
             )
-        if mask is not None:
-            if not isinstance(mask, Tensor) or mask.dtype is not torch.bool:
-                found = getattr(mask, "dtype", type(mask).__name__)
-                raise TypeError(f"mask must be a boolean tensor, True takes part, got {found}")
-            check_broadcast("mask", mask.shape, tokens.shape[:2], "the shape (batch, n)")
+        if self.dim not in (None, tokens.shape[-1]):
+            raise ValueError(
+                f"tokens must have dim={self.dim} features, got shape {tuple(tokens.shape)}"
+            )
+        check_mask(mask, tokens[..., 0], "the shape (batch, n)")
         if k is not None:
             if not isinstance(k, Tensor) or k.is_floating_point() or k.dtype is torch.bool:
                 raise TypeError(f"k must be an integer tensor of shape (batch,), got {k}")
