@@ -289,3 +289,32 @@ def test_the_result_of_a_hard_call_is_the_same_with_a_gradient():
         torch.testing.assert_close(one, other.detach())
     with pytest.raises(RuntimeError, match=r"hard=True cannot be mapped by torch\.vmap"):
         torch.func.vmap(lambda z: balanced_soft_topk(z, 1, 4, hard=True).selection)(x[None])
+
+
+MADE = {
+    "normal": torch.randn,
+    "one is liked more than the next": lambda *s: torch.randn(*s) + 0.3 * torch.arange(s[-1]),
+    "heavy tails": lambda *s: torch.randn(*s).mul(1.5).exp(),
+}
+
+
+@pytest.mark.parametrize("kind", MADE)
+@pytest.mark.parametrize("size", first((256, 16), (64, 4), (1024, 64)), ids=str)
+def test_the_cost_in_calls_of_the_row_operator(monkeypatch, kind, size):
+    calls = 0
+
+    def counted(*args, **options):
+        nonlocal calls
+        calls += 1
+        return soft_topk(*args, **options)
+
+    monkeypatch.setattr("softtopk.functional._balanced.soft_topk", counted)
+    torch.manual_seed(0)
+    x = MADE[kind](*size)
+    span = (x.amax() - x.amin()).item()
+    for factor in (1.0, 1.25):
+        for tau, most in ((1.0, 25), (0.1, 25), (0.01, 25), (1e-7, 55)):
+            calls = 0
+            capacity = factor * 2 * size[0] / size[1]
+            assert balanced_soft_topk(x, 2, capacity, eps=2 * tau * span).converged
+            assert calls <= most, tau
