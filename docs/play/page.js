@@ -1,0 +1,380 @@
+// The page: events change the state, and each frame shows it.
+"use strict";
+
+const $ = (id) => document.getElementById(id);
+const chart = makeChart($("canvas"));
+
+let state = presetState("right");
+let view = null;
+let focus = 0; // the chosen bar, as a place in the picture
+let drag = null; // { i, y, range, moved }
+let edited = false; // whether the scores are being typed
+let scheduled = 0;
+let later = 0;
+
+// What takes long, and is text: done when nothing has changed for a moment.
+const PAUSE = 120;
+// Iterations on more entries of the plan than this wait for the pause too.
+const QUICK = 3000;
+
+function problemOf() {
+  const { scores, mask, k, largest, sorted } = state;
+  const problem = { scores, mask, k, largest, sorted, eps: state.eps };
+  if (state.by === "width") problem.eps = softtopk.epsFor(problem, state.width);
+  return problem;
+}
+
+// Show the state in the next frame.
+function changed() {
+  settle(state);
+  if (!scheduled) scheduled = requestAnimationFrame(show);
+}
+
+function show() {
+  scheduled = 0;
+  const problem = problemOf();
+  if (state.by === "width") state.eps = problem.eps;
+  const result = softtopk.solve(problem, [...state.targets].filter((i) => state.mask[i]));
+  const order = Array.from(state.scores.keys());
+  if (state.ordered) order.sort((i, j) => state.scores[j] - state.scores[i] || i - j);
+  const quick = problem.scores.length * result.columns <= QUICK;
+  focus = Math.min(focus, order.length - 1);
+  view = {
+    problem,
+    result,
+    order,
+    hard: softtopk.hardTopk(problem),
+    iterated: quick ? softtopk.sinkhorn(problem) : null,
+    targets: state.targets,
+    range: drag ? drag.range : chart.rangeOf(state.scores),
+    focus: document.activeElement === $("bars") || drag ? focus : -1,
+  };
+  chart.draw(view);
+  showControls();
+  showNumbers();
+  clearTimeout(later);
+  later = setTimeout(showTexts, PAUSE);
+}
+
+function showControls() {
+  const n = state.scores.length;
+  const most = state.sorted ? Math.min(n, MOST_RANKS) : n;
+  for (const [name, limit] of [["k", most], ["width", n]]) {
+    for (const id of [name, `${name}-number`]) {
+      $(id).max = limit;
+      if (document.activeElement !== $(id) || $(id).type === "range") $(id).value = state[name];
+    }
+  }
+  $("eps").value = Math.log10(state.eps);
+  $("eps").setAttribute("aria-valuetext", short(state.eps));
+  if (document.activeElement !== $("eps-number")) $("eps-number").value = Number(state.eps.toPrecision(6));
+  $("sorted").checked = state.sorted;
+  $("ordered").checked = state.ordered;
+  for (const [name, value] of [["largest", state.largest ? "1" : "0"], ["by", state.by]]) {
+    document.querySelector(`input[name="${name}"][value="${value}"]`).checked = true;
+  }
+  const panels = chart.panels();
+  $("bars").style.height = `${panels.scores.top + panels.scores.height}px`;
+  document.querySelector(".when-unsorted").hidden = state.sorted;
+  const told = presetOf(state);
+  document.querySelectorAll("[data-preset]").forEach((button) => {
+    button.setAttribute("aria-pressed", String(button.dataset.preset === told));
+  });
+  const story = told ? PRESETS[told].story : "";
+  if ($("story").textContent !== story) $("story").textContent = story;
+
+  const i = view.order[focus];
+  const bars = $("bars");
+  bars.setAttribute("aria-label", `Score of element ${i}`);
+  bars.setAttribute("aria-valuemin", short(view.range.low));
+  bars.setAttribute("aria-valuemax", short(view.range.high));
+  bars.setAttribute("aria-valuenow", state.scores[i]);
+  const marks = (state.targets.has(i) ? ", marked" : "") + (state.mask[i] ? "" : ", taken out");
+  bars.setAttribute("aria-valuetext", `${state.scores[i]}, A ${short(view.result.a[i])}${marks}`);
+}
+
+// The preset that the state is, if it is one.
+const presetOf = (shown) =>
+  Object.keys(PRESETS).find((name) => toLink(presetState(name)) === toLink(shown));
+
+function showNumbers() {
+  const { problem, result, hard, iterated } = view;
+  const places = Math.min(state.k, state.mask.filter(Boolean).length);
+  let kept = 0;
+  hard.forEach((taken, i) => (kept += taken * result.a[i]));
+  $("undecided").textContent = `${short(softtopk.undecided(problem, result))} of ${hard.length}`;
+  $("misplaced").textContent = `${short(Math.max(places - kept, 0), 2)} of ${places}`;
+  const thresholds = result.thresholds.slice(0, 3).map((t) => short(t, 4)).join(", ");
+  $("threshold").textContent = thresholds + (result.thresholds.length > 3 ? ", …" : "");
+  const steepest = result.gradient.reduce((most, g) => Math.max(most, Math.abs(g)), 0);
+  $("steepest").textContent = state.targets.size ? short(steepest) : "no element is marked";
+  if (iterated) {
+    const error = iterated.reduce((most, a, i) => Math.max(most, Math.abs(a - result.a[i])), 0);
+    $("paper").textContent = error < 1e-9 ? "less than 1e-9" : short(error, 2);
+  } else {
+    $("paper").textContent = "…";
+  }
+}
+
+function showTexts() {
+  if (!view.iterated) {
+    view.iterated = softtopk.sinkhorn(view.problem);
+    chart.draw(view);
+    showNumbers();
+  }
+  $("code").textContent = toPython(state);
+  if (!edited) $("scores").value = state.scores.join(", ");
+  if ($("table").open) showTable();
+  // From the file system some browsers refuse to change the address.
+  try {
+    history.replaceState(null, "", toLink(state));
+  } catch {
+    $("copy-link").hidden = true;
+  }
+}
+
+function columnsOfTable() {
+  const { problem, result, hard, iterated } = view;
+  return {
+    element: Array.from(hard.keys()),
+    score: problem.scores,
+    hard,
+    A: result.a,
+    "200 iterations": iterated,
+    gradient: result.gradient,
+  };
+}
+
+function showTable() {
+  const columns = Object.entries(columnsOfTable());
+  const row = (tag, cells) => `<tr>${cells.map((cell) => `<${tag}>${cell}</${tag}>`).join("")}</tr>`;
+  $("table").querySelector("thead").innerHTML = row("th", columns.map(([name]) => name));
+  $("table").querySelector("tbody").innerHTML = state.scores
+    .map((_, i) => row("td", columns.map(([, values]) => short(values[i], 4))))
+    .join("");
+}
+
+async function copy(text, what) {
+  let said = `${what} copied.`;
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    said = "This browser does not allow to copy here: select the text and copy it by hand.";
+  }
+  $("copied").textContent = said;
+}
+
+// Bars: pointer.
+
+const pointOf = (event) => {
+  const { left, top } = $("canvas").getBoundingClientRect();
+  return { x: event.clientX - left, y: event.clientY - top };
+};
+
+// Three digits of the range are as fine as a hand can be.
+function rounded(score, range) {
+  const step = 10 ** Math.floor(Math.log10(range.span / 100));
+  return Number((Math.round(score / step) * step).toPrecision(12));
+}
+
+$("bars").addEventListener("pointerdown", (event) => {
+  if (event.button !== 0) return;
+  const { x, y } = pointOf(event);
+  focus = chart.placeAt(x, state.scores.length);
+  drag = { i: view.order[focus], y, range: view.range, moved: false };
+  $("bars").setPointerCapture(event.pointerId);
+  changed();
+});
+
+$("bars").addEventListener("pointermove", (event) => {
+  if (!drag) return;
+  const { y } = pointOf(event);
+  // A click is not quite still.
+  if (!drag.moved && Math.abs(y - drag.y) < 4) return;
+  drag.moved = true;
+  state.scores[drag.i] = rounded(chart.scoreAt(y, drag.range), drag.range);
+  if (state.ordered) focus = orderedPlace(drag.i);
+  changed();
+});
+
+const orderedPlace = (i) => {
+  const ahead = state.scores.filter((x, j) => x > state.scores[i] || (x === state.scores[i] && j < i));
+  return ahead.length;
+};
+
+function drop() {
+  if (drag && !drag.moved) toggle(drag.i, document.querySelector('input[name="click"]:checked').value);
+  drag = null;
+  changed();
+}
+$("bars").addEventListener("pointerup", drop);
+$("bars").addEventListener("pointercancel", () => {
+  drag = null;
+  changed();
+});
+
+function toggle(i, what) {
+  if (what === "mask") state.mask[i] = !state.mask[i];
+  else if (!state.targets.delete(i)) state.targets.add(i);
+}
+
+// Bars: keyboard.
+
+$("bars").addEventListener("keydown", (event) => {
+  const n = state.scores.length;
+  const i = view.order[focus];
+  const range = view.range;
+  const step = 10 ** Math.floor(Math.log10(range.span / 10));
+  const raise = (by) => {
+    const moved = rounded(state.scores[i] + by, range);
+    state.scores[i] = Math.min(Math.max(moved, -LARGEST_SCORE), LARGEST_SCORE);
+    if (state.ordered) focus = orderedPlace(i);
+  };
+  const keys = {
+    ArrowLeft: () => (focus = (focus + n - 1) % n),
+    ArrowRight: () => (focus = (focus + 1) % n),
+    Home: () => (focus = 0),
+    End: () => (focus = n - 1),
+    ArrowUp: () => raise(event.shiftKey ? 10 * step : step),
+    ArrowDown: () => raise(event.shiftKey ? -10 * step : -step),
+    PageUp: () => raise(10 * step),
+    PageDown: () => raise(-10 * step),
+    t: () => toggle(i, "target"),
+    m: () => toggle(i, "mask"),
+  };
+  const action = keys[event.key.length === 1 ? event.key.toLowerCase() : event.key];
+  if (!action || event.ctrlKey || event.metaKey || event.altKey) return;
+  event.preventDefault();
+  action();
+  changed();
+});
+$("bars").addEventListener("focus", changed);
+$("bars").addEventListener("blur", changed);
+
+// Controls.
+
+const change = (id, how) =>
+  $(id).addEventListener("input", (event) => {
+    how(event.target);
+    changed();
+  });
+
+// A number field: what is no number from `least` to `most` is marked, and changes nothing.
+function changeNumber(id, most, how) {
+  change(id, (field) => {
+    const value = Number(field.value);
+    const good = field.value !== "" && value >= Number(field.min) && value <= most();
+    field.setAttribute("aria-invalid", String(!good));
+    if (good) how(value);
+  });
+  $(id).addEventListener("blur", () => {
+    $(id).setAttribute("aria-invalid", "false");
+    changed();
+  });
+}
+
+const setBy = (by, value) => {
+  state.by = by;
+  state[by] = value;
+};
+change("k", (field) => (state.k = Number(field.value)));
+changeNumber("k-number", () => Number($("k-number").max), (value) => (state.k = value));
+change("eps", (field) => setBy("eps", Number((10 ** Number(field.value)).toPrecision(3))));
+changeNumber("eps-number", () => 1e9, (value) => setBy("eps", value));
+change("width", (field) => setBy("width", Number(field.value)));
+changeNumber("width-number", () => state.scores.length, (value) => setBy("width", value));
+change("sorted", (field) => (state.sorted = field.checked));
+change("ordered", (field) => (state.ordered = field.checked));
+document.querySelectorAll('input[name="largest"]').forEach((radio) =>
+  radio.addEventListener("input", () => {
+    state.largest = radio.value === "1";
+    changed();
+  }),
+);
+document.querySelectorAll('input[name="by"]').forEach((radio) =>
+  radio.addEventListener("input", () => {
+    setBy(radio.value, radio.value === "eps" ? Number(state.eps.toPrecision(6)) : state.width);
+    changed();
+  }),
+);
+
+$("scores").addEventListener("input", () => {
+  edited = true;
+  let problem = "";
+  try {
+    state.scores = parseScores($("scores").value);
+    changed();
+  } catch (error) {
+    problem = `${error.message}.`;
+  }
+  $("scores").setAttribute("aria-invalid", String(problem !== ""));
+  $("error").textContent = problem;
+});
+$("scores").addEventListener("blur", () => {
+  if ($("error").textContent === "") edited = false;
+});
+
+$("random").addEventListener("click", () => {
+  const count = Number($("count").value);
+  const good = Number.isInteger(count) && count >= 2 && count <= MOST_SCORES;
+  $("error").textContent = good ? "" : `“How many” has to be a whole number from 2 to ${MOST_SCORES}.`;
+  if (!good) return;
+  const normal = () => Math.sqrt(-2 * Math.log(1 - Math.random())) * Math.cos(2 * Math.PI * Math.random());
+  state.scores = Array.from({ length: count }, () => Number(normal().toFixed(3)));
+  state.mask = state.scores.map(() => true);
+  edited = false;
+  $("scores").setAttribute("aria-invalid", "false");
+  changed();
+});
+
+document.querySelectorAll("[data-preset]").forEach((button) =>
+  button.addEventListener("click", () => {
+    state = presetState(button.dataset.preset);
+    edited = false;
+    $("error").textContent = "";
+    changed();
+  }),
+);
+
+$("copy-code").addEventListener("click", () => copy(toPython(state), "The code is"));
+$("copy-link").addEventListener("click", () =>
+  copy(location.href.split("#")[0] + toLink(state), "The link is"),
+);
+$("copy-table").addEventListener("click", () => {
+  const columns = Object.entries(columnsOfTable());
+  const lines = state.scores.map((_, i) => columns.map(([, values]) => values[i]).join(","));
+  copy([columns.map(([name]) => name).join(","), ...lines].join("\n") + "\n", "The table is");
+});
+$("table").addEventListener("toggle", () => $("table").open && showTable());
+
+// Theme: that of the system, until the button says another.
+
+const dark = matchMedia("(prefers-color-scheme: dark)");
+function useTheme(name) {
+  document.documentElement.dataset.theme = name;
+  $("theme").textContent = name === "dark" ? "Light" : "Dark";
+  $("theme").setAttribute("aria-label", name === "dark" ? "Light colours" : "Dark colours");
+  chart.readColours();
+  if (view) changed();
+}
+dark.addEventListener("change", () => useTheme(dark.matches ? "dark" : "light"));
+$("theme").addEventListener("click", () =>
+  useTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"),
+);
+
+function openLink() {
+  const { state: linked, problem } = fromLink(location.hash);
+  state = linked;
+  edited = false;
+  $("error").textContent = problem;
+  changed();
+}
+window.addEventListener("hashchange", openLink);
+new ResizeObserver(() => view && changed()).observe($("stage"));
+// In a frame of another page.
+if (window.parent !== window) document.body.classList.add("embedded");
+
+useTheme(dark.matches ? "dark" : "light");
+softtopk.ready.then(openLink, (error) => {
+  $("error").textContent = `The solver could not be loaded: ${error.message}.`;
+});
