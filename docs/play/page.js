@@ -86,8 +86,8 @@ function showControls() {
   const i = view.order[focus];
   const bars = $("bars");
   bars.setAttribute("aria-label", `Score of element ${i}`);
-  bars.setAttribute("aria-valuemin", short(view.range.low));
-  bars.setAttribute("aria-valuemax", short(view.range.high));
+  bars.setAttribute("aria-valuemin", view.range.low);
+  bars.setAttribute("aria-valuemax", view.range.high);
   bars.setAttribute("aria-valuenow", state.scores[i]);
   const marks = (state.targets.has(i) ? ", marked" : "") + (state.mask[i] ? "" : ", taken out");
   bars.setAttribute("aria-valuetext", `${state.scores[i]}, A ${short(view.result.a[i])}${marks}`);

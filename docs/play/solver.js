@@ -65,7 +65,8 @@ const softtopk = (() => {
       check(core.indicator(n, x, taking, largest, k, tau, aAt, rootAt));
       const cotangent = new Float64Array(n);
       targets.forEach((i) => (cotangent[i] = 1));
-      check(core.indicator_gradient(n, tau, aAt, write(cotangent), outAt));
+      // A of the smallest falls with their scores.
+      check(core.indicator_gradient(n, largest ? tau : -tau, aAt, write(cotangent), outAt));
       const [pivot, offset] = root();
       const selected = a();
       const plan = new Float64Array(2 * n);

@@ -10,7 +10,7 @@ const LARGEST_SCORE = 1e9;
 const STORY_SCORES = [2.1, 0.3, 1.2, -0.6, 1.9, 0.8, -1.4, 1.5, 0.1, 1.0, -0.2, 0.5];
 const PRESETS = {
   cold: {
-    eps: 0.02,
+    eps: 0.005,
     story: "The selection is right, but nothing is undecided: the marked score gets no gradient, and no training could bring it in.",
   },
   right: {
