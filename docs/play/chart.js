@@ -215,6 +215,8 @@ function makeChart(canvas) {
     });
     if (!iterated) return;
     order.forEach((i, place) => {
+      // Where there is little room, only what differs to the eye.
+      if (!wide && Math.abs(iterated[i] - result.a[i]) < 0.02) return;
       const x = xOf(place) + (wide ? layout.slot / 2 - 2 : 0);
       box(x, y(Math.min(iterated[i], 1.02)) - 1.5, wide ? layout.slot / 2 : Math.max(layout.slot, 1.5), 3, colours.iterated);
     });
@@ -230,8 +232,8 @@ function makeChart(canvas) {
     const ticks = names.flatMap((name, j) =>
       j % every === 0 || j === columns - 1 ? [[panel.top + (j + 0.5) * panel.row, name]] : [],
     );
-    const title = problem.sorted ? "transport plan: the share of each rank" : "transport plan";
-    frame(panel, `${title}, the darker the more`, ticks);
+    const title = problem.sorted ? "transport plan, a row for each rank" : "transport plan";
+    frame(panel, title, ticks);
     order.forEach((i, place) => {
       for (let j = 0; j < columns; j++) {
         const share = plan[i * columns + j];

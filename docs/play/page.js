@@ -67,7 +67,9 @@ function showControls() {
   }
   $("eps").value = Math.log10(state.eps);
   $("eps").setAttribute("aria-valuetext", short(state.eps));
-  if (document.activeElement !== $("eps-number")) $("eps-number").value = Number(state.eps.toPrecision(6));
+  // That of a width has more digits than the field has room for.
+  const digits = state.by === "width" ? 4 : 15;
+  if (document.activeElement !== $("eps-number")) $("eps-number").value = Number(state.eps.toPrecision(digits));
   $("sorted").checked = state.sorted;
   $("ordered").checked = state.ordered;
   for (const [name, value] of [["largest", state.largest ? "1" : "0"], ["by", state.by]]) {
@@ -80,7 +82,7 @@ function showControls() {
   document.querySelectorAll("[data-preset]").forEach((button) => {
     button.setAttribute("aria-pressed", String(button.dataset.preset === told));
   });
-  const story = told ? PRESETS[told].story : "";
+  const story = told ? PRESETS[told].story : diagnosis();
   if ($("story").textContent !== story) $("story").textContent = story;
 
   const i = view.order[focus];
@@ -97,13 +99,30 @@ function showControls() {
 const presetOf = (shown) =>
   Object.keys(PRESETS).find((name) => toLink(presetState(name)) === toLink(shown));
 
-function showNumbers() {
-  const { problem, result, hard, iterated } = view;
-  const places = Math.min(state.k, state.mask.filter(Boolean).length);
+// What the temperature does to scores that are not those of a preset.
+function diagnosis() {
+  const { undecided, misplaced, places, taking } = sharpness();
+  if (places === taking) return "All elements that take part are selected: there is nothing to decide.";
+  if (undecided === 0) return "Nothing is undecided, so there is next to no gradient: raise the width or eps.";
+  if (misplaced > places / 2) return "Most places are misplaced: lower the width or eps, unless all is still to be learned.";
+  return "The undecided elements get the gradient.";
+}
+
+function sharpness() {
+  const { problem, result, hard } = view;
+  const taking = state.mask.filter(Boolean).length;
+  const places = Math.min(state.k, taking);
   let kept = 0;
   hard.forEach((taken, i) => (kept += taken * result.a[i]));
-  $("undecided").textContent = `${short(softtopk.undecided(problem, result))} of ${hard.length}`;
-  $("misplaced").textContent = `${short(Math.max(places - kept, 0), 2)} of ${places}`;
+  const misplaced = Math.max(places - kept, 0);
+  return { undecided: softtopk.undecided(problem, result), misplaced, places, taking };
+}
+
+function showNumbers() {
+  const { result, hard, iterated } = view;
+  const { undecided, misplaced, places } = sharpness();
+  $("undecided").textContent = `${short(undecided)} of ${hard.length}`;
+  $("misplaced").textContent = `${short(misplaced, 2)} of ${places}`;
   const thresholds = result.thresholds.slice(0, 3).map((t) => short(t, 4)).join(", ");
   $("threshold").textContent = thresholds + (result.thresholds.length > 3 ? ", …" : "");
   const steepest = result.gradient.reduce((most, g) => Math.max(most, Math.abs(g)), 0);
@@ -293,7 +312,7 @@ document.querySelectorAll('input[name="largest"]').forEach((radio) =>
 );
 document.querySelectorAll('input[name="by"]').forEach((radio) =>
   radio.addEventListener("input", () => {
-    setBy(radio.value, radio.value === "eps" ? Number(state.eps.toPrecision(6)) : state.width);
+    setBy(radio.value, radio.value === "eps" ? Number(state.eps.toPrecision(4)) : state.width);
     changed();
   }),
 );

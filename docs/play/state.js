@@ -128,9 +128,9 @@ function toPython(state) {
     "import torch",
     `from softtopk import ${byWidth ? "eps_for, " : ""}${operator}`,
     "",
-    `scores = torch.tensor([${state.scores.join(", ")}],`,
-    `                      dtype=torch.float64${targets.length ? ", requires_grad=True" : ""})`,
+    `scores = torch.tensor([${state.scores.join(", ")}], dtype=torch.float64)`,
   ];
+  if (targets.length) lines.push("scores.requires_grad_()");
   if (out.length) {
     lines.push("mask = torch.ones_like(scores, dtype=torch.bool)", `mask[[${out.join(", ")}]] = False`);
   }

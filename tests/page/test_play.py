@@ -121,7 +121,9 @@ def test_the_solvers_agree_with_python_on_random_problems(play, is_sorted):
     for _ in range(60):
         n = draw.randint(2, 60)
         problem = {
-            "scores": [draw.gauss(draw.choice([0, 100]), 10 ** draw.uniform(-2, 2)) for _ in range(n)],
+            "scores": [
+                draw.gauss(draw.choice([0, 100]), 10 ** draw.uniform(-2, 2)) for _ in range(n)
+            ],
             "mask": [draw.random() < 0.85 for _ in range(n)],
             "k": draw.randint(1, min(n, 8)),
             "eps": 10 ** draw.uniform(-3, 3),
@@ -153,7 +155,9 @@ def test_the_solvers_agree_with_python_on_random_problems(play, is_sorted):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)
             solver = Sinkhorn(200, tol=0.0)
-            close(iterated, total(operator(scores, k, eps=problem["eps"], solver=solver, **options)))
+            close(
+                iterated, total(operator(scores, k, eps=problem["eps"], solver=solver, **options))
+            )
         close(eps, eps_for(scores, k, width=problem["width"], sorted=is_sorted, **options))
 
 
@@ -161,7 +165,9 @@ def test_the_solvers_agree_with_python_on_random_problems(play, is_sorted):
 def test_the_lines_in_numbers(play, link):
     page = play(link)
     names = run_code(page)
-    state = page.evaluate("({ k: state.k, eps: state.eps, largest: state.largest, mask: state.mask })")
+    state = page.evaluate(
+        "({ k: state.k, eps: state.eps, largest: state.largest, mask: state.mask })"
+    )
     scores, k = names["scores"].detach(), state["k"]
     options = {"largest": state["largest"], "mask": torch.tensor(state["mask"])}
     soft = sharpness(scores, k, state["eps"], **options)
@@ -360,7 +366,10 @@ def test_dark_mode_follows_the_system_and_the_button(play):
     page = play(color_scheme="dark")
     dark = page.evaluate(paper)
     assert dark != play(color_scheme="light").evaluate(paper)
-    pixel = "Array.from(document.getElementById('canvas').getContext('2d').getImageData(200, 60, 1, 1).data)"
+    pixel = (
+        "Array.from(document.getElementById('canvas').getContext('2d')"
+        ".getImageData(200, 60, 1, 1).data)"
+    )
     assert sum(page.evaluate(pixel)[:3]) < 300
     page.locator("#theme").click()
     settle(page)
@@ -390,3 +399,16 @@ def test_a_frame_is_drawn_in_time(play, n, limit, by):
     )
     assert sorted(times)[15] < limit
     check_numbers(page)
+
+
+@pytest.mark.parametrize(
+    ("link", "said"),
+    [
+        ("#x=1,2,3,4&k=2&eps=0.001", "raise"),
+        ("#x=1,2,3,4,5,6,7,8,9&k=2&eps=1000", "lower"),
+        ("#x=1,2,3&k=3&eps=1", "nothing to decide"),
+        ("#x=1,2,3,4&k=2&eps=1", "get the gradient"),
+    ],
+)
+def test_a_temperature_is_judged(play, link, said):
+    assert said in play(link).locator("#story").text_content()
