@@ -12,6 +12,7 @@ PEERS := $(BENCH_VENV)/.complete
 # itself: where there is no compiler there is none, and make would try again every time.
 NATIVE := $(VENV)/.native
 CSRC := $(wildcard src/softtopk/kernels/csrc/*.[ch]pp)
+OTHER_CPP := tests/sanitize/driver.cpp docs/play/core.cpp
 # Processes of a test run.
 JOBS ?= 2
 PYTEST = $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
@@ -25,7 +26,7 @@ ifndef PYTHON
 PYTHON := $(shell python3.11 -c '' 2>/dev/null && echo python3.11 || echo python3)
 endif
 
-.PHONY: help demo test test-all check lint format bench gpu-bench gpu-check faults figures native sanitize
+.PHONY: help demo test test-all test-page check lint format bench gpu-bench gpu-check faults figures native sanitize
 .PHONY: wheel clean
 
 help:  ## Print this list.
@@ -44,18 +45,21 @@ test: $(NATIVE)  ## Run the tests and the doctests, about 5 minutes (JOBS=2 proc
 test-all: $(NATIVE)  ## Run also what only a release needs: the oracles' own tests, more examples.
 	@$(PYTEST) -m "" --hypothesis-profile release
 
+test-page: $(NATIVE)  ## Test the page to play with in a real browser: Chromium or Chrome.
+	@$(PYTEST) -m page tests/page
+
 check: lint test  ## Everything a change has to pass: lint, then test.
 
 lint: $(STAMP)  ## Check style, formatting and types.
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/clang-format --dry-run --Werror $(CSRC) tests/sanitize/driver.cpp
+	@$(BIN)/clang-format --dry-run --Werror $(CSRC) $(OTHER_CPP)
 	@$(BIN)/mypy
 
 format: $(STAMP)  ## Format the code and apply the safe lint fixes.
 	@$(BIN)/ruff check --fix --exit-zero --quiet .
 	@$(BIN)/ruff format .
-	@$(BIN)/clang-format -i $(CSRC) tests/sanitize/driver.cpp
+	@$(BIN)/clang-format -i $(CSRC) $(OTHER_CPP)
 
 bench: $(PEERS) $(NATIVE)  ## Compare with every peer, about 15 minutes (BENCH='--preset quick' for 2).
 	@mkdir -p runs

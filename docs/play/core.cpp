@@ -40,8 +40,8 @@ EXPORT(release) void release(void* memory) { std::free(memory); }
 EXPORT(indicator)
 int indicator(int n, const double* x, const uint8_t* mask, int largest, double k, double tau,
               double* a, double* root) {
-    return on_page::threshold<double>({scores_of(n, x, mask, largest), the_same(k), the_same(tau),
-                                       a, root, root + 1});
+    return on_page::threshold<double>(
+        {scores_of(n, x, mask, largest), the_same(k), the_same(tau), a, root, root + 1});
 }
 
 EXPORT(indicator_gradient)
@@ -53,14 +53,14 @@ int indicator_gradient(int n, double tau, const double* a, const double* grad, d
 EXPORT(ranking)
 int ranking(int n, const double* x, const uint8_t* mask, int largest, int k, double tau,
             double* plan, double* pivot, double* offset, uint8_t* converged) {
-    return on_page::ranking<double>({scores_of(n, x, mask, largest), k, the_same(tau), plan, pivot,
-                                     offset, converged});
+    return on_page::ranking<double>(
+        {scores_of(n, x, mask, largest), k, the_same(tau), plan, pivot, offset, converged});
 }
 
 EXPORT(ranking_gradient)
 int ranking_gradient(int n, const double* x, const uint8_t* mask, int largest, int k, double tau,
                      const double* pivot, const double* offset, const double* grad,
                      double* grad_x) {
-    return on_page::ranking_gradient<double>({scores_of(n, x, mask, largest), k, the_same(tau),
-                                              pivot, offset, grad, grad_x});
+    return on_page::ranking_gradient<double>(
+        {scores_of(n, x, mask, largest), k, the_same(tau), pivot, offset, grad, grad_x});
 }
