@@ -32,9 +32,8 @@ class Features(pl.LightningModule):
         inputs, classes = batch
         features, half = self.network(inputs), len(inputs) // 2
         templates, others = gather(features[half:]), gather(classes[half:])
-        queries, own = features[:half], classes[:half]
         options = {"objective": "nll", "eps": EPS, "reduction": "none"}
-        return mean(knn_loss(queries, own, templates, others, K, **options))
+        return mean(knn_loss(features[:half], classes[:half], templates, others, K, **options))
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.AdamW(self.parameters(), lr=3e-3)
