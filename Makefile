@@ -26,8 +26,8 @@ ifndef PYTHON
 PYTHON := $(shell python3.11 -c '' 2>/dev/null && echo python3.11 || echo python3)
 endif
 
-.PHONY: help demo test test-all test-page check lint format bench gpu-bench gpu-check faults figures native sanitize
-.PHONY: wheel clean
+.PHONY: help demo test test-all test-page check lint format bench gpu-bench gpu-check faults figures recipes native
+.PHONY: sanitize wheel clean
 
 help:  ## Print this list.
 	@echo "make TARGET, where TARGET is one of"
@@ -78,6 +78,9 @@ faults: $(NATIVE)  ## Kill, stop and damage small trainings, 10 minutes (FAULTS=
 
 figures: $(NATIVE)  ## Draw the figures of the docs anew, half a minute (FIGURES=docs/figures).
 	@$(BIN)/softtopk figures --out "$(FIGURES)"
+
+recipes: $(NATIVE)  ## Run the recipes of examples/ and make their page of the docs, 3 minutes.
+	@$(BIN)/python docs/recipes/build.py
 
 native: $(STAMP)  ## Rebuild the native library in place; no compiler is an error here.
 	@SOFTTOPK_BUILD_NATIVE=require $(BIN)/python setup.py --quiet build_ext --inplace

@@ -43,4 +43,4 @@ for step in range(31):
     schedule.step()
 right.set(xlabel="rank of the score", title="width annealed to 2")
 right.legend(frameon=False, fontsize=style.SMALL)
-figure.savefig(out / "choosing_temperature.png", dpi=style.DPI)
+figure.savefig(out / "choosing_temperature.png", dpi=140)

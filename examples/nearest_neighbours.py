@@ -39,4 +39,4 @@ for (name, model), colour, marker in zip(models.items(), style.COLOURS, "oD", st
 axes.set(xlabel="training samples", ylabel="test accuracy", xscale="log")
 axes.set_xticks(SIZES, SIZES)
 axes.legend(frameon=False)
-figure.savefig(out / "nearest_neighbours.png", dpi=style.DPI)
+figure.savefig(out / "nearest_neighbours.png", dpi=140)

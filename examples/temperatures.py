@@ -42,4 +42,4 @@ for eps, colour, marker in zip(TEMPERATURES, style.COLOURS, style.MARKERS, stric
     axes.plot(many, selected, color=colour, marker=marker, ms=3.5, label=f"eps={eps:g}")
 axes.set(xlabel="score", ylabel="A", title="the 10 largest of 50 scores")
 axes.legend(frameon=False, fontsize=style.SMALL)
-figure.savefig(out / "temperatures.png", dpi=style.DPI)
+figure.savefig(out / "temperatures.png", dpi=140)

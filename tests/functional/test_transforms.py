@@ -145,7 +145,13 @@ def test_compile_in_one_graph(operator, options, backend):
     ("operators", "options"),
     [
         pytest.param([soft_topk, sorted_soft_topk], {}, id="exact"),
-        pytest.param([soft_topk], {"solver": "sinkhorn", "eps": 2.0}, id="sinkhorn"),
+        # One opaque operator too, which other tests compile by aot_eager.
+        pytest.param(
+            [soft_topk],
+            {"solver": "sinkhorn", "eps": 2.0},
+            id="sinkhorn",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_compile_by_the_default_backend(operators, options):

@@ -69,6 +69,7 @@ def table_of(output: str) -> list[dict[str, str]]:
     return [dict(zip(names, row, strict=True)) for row in rows]
 
 
+@pytest.mark.slow  # what `make gpu-check` looks at
 def test_kernels_that_fit(tmp_path):
     words = ("sm_80", "threshold", "float32", "3x511")
     result = check(tmp_path, *words)
