@@ -55,5 +55,5 @@ for axes, (name, gate) in zip(figure.axes, gates.items(), strict=True):
     accuracy = (logits.argmax(-1) == labels[TRAIN:]).float().mean()
     print(f"{name:14s}accuracy {accuracy:.3f}, fullest expert {load.max():.2f} times the mean")
     axes.bar(range(EXPERTS), load, color=style.BLUE)
-    axes.set(xlabel="expert", ylabel="load / mean", title=name, ylim=(0, 3.2))
+    axes.set(xticks=range(8), xlabel="expert", ylabel="load / mean", title=name, ylim=(0, 3.2))
 figure.savefig(out / "expert_routing.png", dpi=140)

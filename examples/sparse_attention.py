@@ -55,5 +55,5 @@ for axes, (name, layer) in zip(figure.axes, layers.items(), strict=True):
     print(f"{name:8s} " + "  ".join(f"{value:.2f}" for value in missed))
     axes.bar(range(LENGTHS[1]), read(x, net)[1][0], color=colours)
     axes.set(ylabel=name, ylim=(0, 0.5))
-axes.set_xlabel(f"weights of {LENGTHS[1]} tokens, the marked ones in red")
+axes.set_xlabel(f"weights of {LENGTHS[1]} tokens, the marked ones in orange")
 figure.savefig(out / "sparse_attention.png", dpi=140)
