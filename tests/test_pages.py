@@ -1,0 +1,111 @@
+"""The code of docs/start.md and docs/idea.md prints what it says; docs/which.md's calls all run."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from pages import ROOT, blocks_of, page, run_page
+from torch import nn
+
+import softtopk.distributed
+import softtopk.knn
+import softtopk.losses
+import softtopk.nn
+import softtopk.seq2seq
+from softtopk import compat, relaxations
+
+#: What it is for, and the call.
+CALLS = re.findall(r"^\| (.+?) \| `([^`]+)` \| \[", page("which"), re.MULTILINE)
+NEW_PAGES = ["applications", "idea", "maths", "start", "which"]
+
+
+@pytest.mark.parametrize("name", ["idea", "start"])
+def test_the_code_prints_what_the_page_says(name, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run_page(blocks_of(page(name)), capsys)
+
+
+def test_every_row_has_a_call():
+    assert len(CALLS) == page("which").count("\n| ") - page("which").count("\n|---") > 40
+
+
+@pytest.fixture(scope="module")
+def names():
+    """The public names, and inputs: 8 rows of 50 scores, 8 samples of 16 features."""
+    torch.manual_seed(0)
+    scope = {}
+    for package in (softtopk, softtopk.knn, softtopk.losses, softtopk.nn, softtopk.seq2seq, compat):
+        scope |= {name: getattr(package, name) for name in package.__all__}
+    embedding, cell, output = nn.Embedding(50, 32), nn.GRUCell(32, 64), nn.Linear(64, 50)
+
+    def step(inputs, state):
+        state = cell(inputs, state)
+        return output(state).log_softmax(-1), state
+
+    gold = torch.randint(4, 50, (8, 6))
+    gold[:, -1] = 3
+    scope |= {
+        **{"torch": torch, "softtopk": softtopk, "relaxations": relaxations, "device": "cpu"},
+        **{"k": 3, "n": 50, "scores": torch.randn(8, 50, requires_grad=True)},
+        **{"features": torch.randn(8, 50), "weights": torch.randn(50)},
+        **{"targets": torch.arange(8) % 2, "labels": torch.arange(8)},
+        **{"tokens": torch.randn(2, 40, 16), "layer": nn.Linear(16, 16)},
+        **{"nodes": torch.randn(9, 16), "batch": torch.arange(9) // 5},
+        "edge_index": torch.tensor([[0, 1, 2, 3, 5, 6, 7], [1, 2, 3, 4, 6, 7, 8]]),
+        **{"positives": torch.rand(8, 50) < 0.2, "relevance": torch.rand(8, 50)},
+        **{"X": np.random.default_rng(0).normal(size=(40, 5)), "y": np.arange(40) % 2},
+        **{"step": step, "encoded": torch.randn(8, 64), "embedding": embedding, "gold": gold},
+        **dict(zip(("query", "key", "value"), torch.randn(3, 2, 4, 10, 16), strict=True)),
+        **{"cost": torch.rand(4, 5), "mu": torch.full((4,), 0.25), "nu": torch.full((5,), 0.2)},
+        **{"mask": torch.rand(8, 50) < 0.9, "flat": torch.randn(12)},
+        "offsets": torch.tensor([0, 3, 3, 12]),
+    }
+    return scope
+
+
+@pytest.fixture
+def group():
+    """One process is a group too."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def tensors_of(found):
+    if isinstance(found, torch.Tensor):
+        return [found]
+    return [each for part in found for each in tensors_of(part)] if isinstance(found, tuple) else []
+
+
+@pytest.mark.parametrize("call", dict.fromkeys(call for _, call in CALLS))
+def test_every_call_runs(call, names, request):
+    if "distributed" in call:
+        request.getfixturevalue("group")
+    if "use_soft_topk" in call:
+        transformers = pytest.importorskip("transformers")
+        from softtopk.integrations.transformers import use_soft_topk
+
+        config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=11)
+        names = names | {"use_soft_topk": use_soft_topk, "model": transformers.GPT2Model(config)}
+    found = eval(call, names)
+    assert all(tensor.isfinite().all() for tensor in tensors_of(found))
+
+
+@pytest.mark.parametrize("name", NEW_PAGES)
+def test_every_link_leads_somewhere(name):
+    """Pages, and headings on them, as GitHub names these."""
+    # Other pages of the site, which are not made from Markdown or stand alone.
+    links = re.findall(r"\]\((?!https?:)([^)]+)\)", page(name))
+    assert links
+    for link in links:
+        path, _, anchor = link.partition("#")
+        target = ROOT / "docs" / (path or f"{name}.md")
+        assert target.is_file(), link
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", target.read_text(encoding="utf-8"), re.MULTILINE)
+            slugs = [re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings]
+            assert anchor in slugs, link
