@@ -247,12 +247,3 @@ function makeChart(canvas) {
   readColours();
   return { draw, readColours, rangeOf, scoreAt, placeAt, panels: () => layout };
 }
-
-// A number as a person would write it.
-function short(value, digits = 3) {
-  if (!Number.isFinite(value)) return value > 0 ? "∞" : value < 0 ? "−∞" : "undefined";
-  if (value === 0) return "0";
-  const size = Math.abs(value);
-  const text = size >= 1e5 || size < 1e-3 ? value.toExponential(digits - 1) : String(Number(value.toPrecision(digits)));
-  return text.replace("-", "−");
-}

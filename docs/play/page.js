@@ -1,7 +1,6 @@
 // The page: events change the state, and each frame shows it.
 "use strict";
 
-const $ = (id) => document.getElementById(id);
 const chart = makeChart($("canvas"));
 
 let state = presetState("right");
@@ -59,22 +58,10 @@ function show() {
 function showControls() {
   const n = state.scores.length;
   const most = state.sorted ? Math.min(n, MOST_RANKS) : n;
-  for (const [name, limit] of [["k", most], ["width", n]]) {
-    for (const id of [name, `${name}-number`]) {
-      $(id).max = limit;
-      if (document.activeElement !== $(id) || $(id).type === "range") $(id).value = state[name];
-    }
-  }
-  $("eps").value = Math.log10(state.eps);
-  $("eps").setAttribute("aria-valuetext", short(state.eps));
-  // That of a width has more digits than the field has room for.
-  const digits = state.by === "width" ? 4 : 15;
-  if (document.activeElement !== $("eps-number")) $("eps-number").value = Number(state.eps.toPrecision(digits));
+  showFields(most, n);
   $("sorted").checked = state.sorted;
   $("ordered").checked = state.ordered;
-  for (const [name, value] of [["largest", state.largest ? "1" : "0"], ["by", state.by]]) {
-    document.querySelector(`input[name="${name}"][value="${value}"]`).checked = true;
-  }
+  document.querySelector(`input[name="largest"][value="${state.largest ? 1 : 0}"]`).checked = true;
   const panels = chart.panels();
   $("bars").style.height = `${panels.scores.top + panels.scores.height}px`;
   document.querySelector(".when-unsorted").hidden = state.sorted;
@@ -173,16 +160,6 @@ function showTable() {
     .join("");
 }
 
-async function copy(text, what) {
-  let said = `${what} copied.`;
-  try {
-    await navigator.clipboard.writeText(text);
-  } catch {
-    said = "This browser does not allow to copy here: select the text and copy it by hand.";
-  }
-  $("copied").textContent = said;
-}
-
 // Bars: pointer.
 
 const pointOf = (event) => {
@@ -272,36 +249,6 @@ $("bars").addEventListener("blur", changed);
 
 // Controls.
 
-const change = (id, how) =>
-  $(id).addEventListener("input", (event) => {
-    how(event.target);
-    changed();
-  });
-
-// A number field: what is no number from `least` to `most` is marked, and changes nothing.
-function changeNumber(id, most, how) {
-  change(id, (field) => {
-    const value = Number(field.value);
-    const good = field.value !== "" && value >= Number(field.min) && value <= most();
-    field.setAttribute("aria-invalid", String(!good));
-    if (good) how(value);
-  });
-  $(id).addEventListener("blur", () => {
-    $(id).setAttribute("aria-invalid", "false");
-    changed();
-  });
-}
-
-const setBy = (by, value) => {
-  state.by = by;
-  state[by] = value;
-};
-change("k", (field) => (state.k = Number(field.value)));
-changeNumber("k-number", () => Number($("k-number").max), (value) => (state.k = value));
-change("eps", (field) => setBy("eps", Number((10 ** Number(field.value)).toPrecision(3))));
-changeNumber("eps-number", () => 1e9, (value) => setBy("eps", value));
-change("width", (field) => setBy("width", Number(field.value)));
-changeNumber("width-number", () => state.scores.length, (value) => setBy("width", value));
 change("sorted", (field) => (state.sorted = field.checked));
 change("ordered", (field) => (state.ordered = field.checked));
 document.querySelectorAll('input[name="largest"]').forEach((radio) =>
@@ -310,13 +257,6 @@ document.querySelectorAll('input[name="largest"]').forEach((radio) =>
     changed();
   }),
 );
-document.querySelectorAll('input[name="by"]').forEach((radio) =>
-  radio.addEventListener("input", () => {
-    setBy(radio.value, radio.value === "eps" ? Number(state.eps.toPrecision(4)) : state.width);
-    changed();
-  }),
-);
-
 $("scores").addEventListener("input", () => {
   edited = true;
   let problem = "";
@@ -366,21 +306,6 @@ $("copy-table").addEventListener("click", () => {
 });
 $("table").addEventListener("toggle", () => $("table").open && showTable());
 
-// Theme: that of the system, until the button says another.
-
-const dark = matchMedia("(prefers-color-scheme: dark)");
-function useTheme(name) {
-  document.documentElement.dataset.theme = name;
-  $("theme").textContent = name === "dark" ? "Light" : "Dark";
-  $("theme").setAttribute("aria-label", name === "dark" ? "Light colours" : "Dark colours");
-  chart.readColours();
-  if (view) changed();
-}
-dark.addEventListener("change", () => useTheme(dark.matches ? "dark" : "light"));
-$("theme").addEventListener("click", () =>
-  useTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"),
-);
-
 function openLink() {
   const { state: linked, problem } = fromLink(location.hash);
   state = linked;
@@ -390,10 +315,10 @@ function openLink() {
 }
 window.addEventListener("hashchange", openLink);
 new ResizeObserver(() => view && changed()).observe($("stage"));
-// In a frame of another page.
-if (window.parent !== window) document.body.classList.add("embedded");
-
-useTheme(dark.matches ? "dark" : "light");
+followTheme(() => {
+  chart.readColours();
+  if (view) changed();
+});
 softtopk.ready.then(openLink, (error) => {
   $("error").textContent = `The solver could not be loaded: ${error.message}.`;
 });
