@@ -44,7 +44,8 @@ def _without_docstring(obj: Any) -> Iterator[str]:
     if obj.is_class:
         for name, member in obj.all_members.items():
             needs = member.is_function or "property" in member.labels
-            if needs and not name.startswith("_") and not member.docstring:
+            private = name.startswith("_") or name == "extra_repr"  # as torch asks for it
+            if needs and not private and not member.docstring:
                 yield member.canonical_path
 
 
