@@ -1,4 +1,4 @@
-"""What the site needs beside mkdocs: maths, links that leave docs/, pages of other files, checks."""
+"""What the site needs beside mkdocs: maths, links out of docs/, pages of other files, checks."""
 
 from __future__ import annotations
 
