@@ -27,7 +27,7 @@ def nearest(part: str, uses: dict[str, set[str]]) -> list[str]:
 
 
 def title(part: str) -> str:
-    return {"__init__": "softtopk (public names)", "__main__": "python -m softtopk"}.get(part, part)
+    return {"__init__": "softtopk", "__main__": "python -m softtopk"}.get(part, part)
 
 
 def box(part: str, uses: dict[str, set[str]], x: float, y: float, width: float) -> str:

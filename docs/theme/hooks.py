@@ -89,8 +89,8 @@ def _target(link: str, source: str, uri: str, repository: str) -> str:
 def _commands() -> str:
     from softtopk.cli._app import make_app
 
-    text = make_app().generate_docs(heading_level=2)
-    return text.split("\n", 2)[2]
+    text = make_app().generate_docs(heading_level=2, usage_name="softtopk")
+    return text[text.index("**Commands**") :]  # after the title and a table of contents
 
 
 def on_page_content(html: str, **_: Any) -> str:
@@ -111,9 +111,10 @@ def on_page_content(html: str, **_: Any) -> str:
 
 def mathml(tex: str, display: str) -> str:
     r"""Presentation MathML, with what browsers need and the converter leaves out."""
-    # It knows the environment under this name only.
+    # It knows these under other names only.
     tex = re.sub(r"\\(begin|end)\{aligned\}", r"\\\1{align*}", tex)
-    html = convert(tex, display=display)
+    tex = re.sub(r"\\operatorname\*\{arg\\,(min|max)\}", r"\\arg\1", tex)
+    html = convert(tex.replace(r"\operatorname*", r"\operatorname"), display=display)
     if display == "block":  # limits stand below their operator
         html = re.sub(
             r"<msub>(<mo[^>]*>(?:min|max|lim|arg&#x02009;m..|sup|inf)</mo>)(.*?)</msub>",
