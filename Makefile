@@ -27,7 +27,7 @@ PYTHON := $(shell python3.11 -c '' 2>/dev/null && echo python3.11 || echo python
 endif
 
 .PHONY: help demo test test-all test-page check lint format bench gpu-bench gpu-check faults figures recipes native
-.PHONY: sanitize wheel clean
+.PHONY: sanitize wheel docs clean
 
 help:  ## Print this list.
 	@echo "make TARGET, where TARGET is one of"
@@ -82,6 +82,10 @@ figures: $(NATIVE)  ## Draw the figures of the docs anew, half a minute (FIGURES
 recipes: $(NATIVE)  ## Run the recipes of examples/ and make their page of the docs, 3 minutes.
 	@$(BIN)/python docs/recipes/build.py
 
+# The notice that is turned off is about a successor of mkdocs, which the pins keep out.
+docs: $(STAMP)  ## Build the documentation into site/; a broken link or a missing docstring is an error.
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 native: $(STAMP)  ## Rebuild the native library in place; no compiler is an error here.
 	@SOFTTOPK_BUILD_NATIVE=require $(BIN)/python setup.py --quiet build_ext --inplace
 	@touch $(NATIVE)
@@ -97,7 +101,7 @@ wheel: $(STAMP)  ## Build sdist and wheel into dist/ and try them without a comp
 
 clean:  ## Remove the environment, caches and build outputs; runs/ stays.
 	rm -f $(addprefix src/softtopk/kernels/,_native.so _native.dll _not_built.txt)
-	rm -rf $(VENV) $(BENCH_VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(BENCH_VENV) build dist site src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -type d -name __pycache__ -prune -exec rm -rf {} +
 
 # Makes the environment of the target; what an interrupted attempt has left is removed first.

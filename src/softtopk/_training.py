@@ -92,6 +92,7 @@ class Steps:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where the training that made ``state`` was."""
         self.module.load_state_dict(state["module"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.step = state["step"]

@@ -120,6 +120,7 @@ class TopK_custom(_Listing):
         super().__init__(k, epsilon, max_iter, solver, [float(k - i) for i in range(k + 1)])
 
     def forward(self, scores: Tensor) -> tuple[Tensor, None]:
+        """Scores (..., n) -> n times the plan's first k columns, (..., n, k), and None."""
         scores = self._filled(scores)
         if self.solver == "exact":
             return sorted_soft_topk(scores, self.k, eps=self.epsilon, normalize="batch"), None
@@ -167,6 +168,7 @@ class SmallestTopK_custom(_Listing):
         self.plan = plan
 
     def forward(self, scores: Tensor) -> Tensor:
+        """Scores (..., n) -> A of the k smallest, or the plan if ``plan`` was set."""
         scores = self._filled(scores)
         n = scores.shape[-1]
         if self.solver == "sinkhorn":
@@ -193,4 +195,5 @@ class TopK:
 
     @staticmethod
     def apply(xs: Tensor, k: Count, alpha: float = 1.0) -> Tensor:
+        """`softtopk.soft_topk` with ``eps = 2 / alpha``."""
         return soft_topk(xs, k, eps=2.0 / check_positive("alpha", alpha))

@@ -36,9 +36,11 @@ class SelectSoftTopK(Select):  # type: ignore[misc]
         self.pool = TopKPool(in_channels, ratio, **options)
 
     def reset_parameters(self) -> None:
+        """Draw the weight anew."""
         self.pool.reset_parameters()
 
     def forward(self, x: Tensor, batch: Tensor | None = None) -> SelectOutput:
+        """Nodes (n, d) and the graph of each (n,) -> those that stay, with their gates."""
         nodes = self.pool.select(x, batch)
         kept = len(nodes.node_index)
         return SelectOutput(

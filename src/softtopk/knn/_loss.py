@@ -228,6 +228,7 @@ class KNNObjective(Tempered):
     def forward(
         self, inputs: Tensor, labels: Tensor, n_queries: int, weights: Tensor | None = None
     ) -> Outcome:
+        """The outcome of a batch: its first ``n_queries`` against the rest, or each against all."""
         features = self.network(inputs)
         check_features("the network's output", features)
         queries, templates, own, others, allowed = features, features, labels, labels, None

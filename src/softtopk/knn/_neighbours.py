@@ -75,6 +75,7 @@ class Neighbours:
 
     @property
     def n_probe(self) -> int | None:
+        """How many cells of the index a search looks at; None for the default."""
         return self._n_probe
 
     @n_probe.setter

@@ -169,6 +169,7 @@ class MLP(nn.Sequential):
                 nn.init.orthogonal_(self.shortcut, math.sqrt(inputs / features), generator)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Inputs (B, ...) -> features (B, d)."""
         features: Tensor = super().forward(x)
         if self.shortcut is None:
             return features
@@ -277,6 +278,7 @@ class ResNet(nn.Module):
         self.arguments = {"channels": channels, "features": features, "blocks": [*blocks]}
 
     def forward(self, images: Tensor) -> Tensor:
+        """Images (B, C, H, W) -> features (B, d), the means over the places."""
         out: Tensor = self.blocks(self.stem(images))
         return out.mean((-2, -1))
 

@@ -191,6 +191,7 @@ class Training(Steps):
 
     @property
     def total_steps(self) -> int:
+        """Steps of all epochs."""
         return self.recipe.epochs * self.steps_per_epoch
 
     @property

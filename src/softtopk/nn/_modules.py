@@ -150,6 +150,7 @@ class SoftTopK(_TopK):
     def forward(
         self, scores: Tensor, mask: Tensor | None = None, offsets: Tensor | None = None
     ) -> Tensor:
+        """A of the scores, in their shape; the arguments are those of `soft_topk`."""
         return soft_topk(scores, self.k, **self._options(scores, mask, offsets=offsets))
 
 
@@ -166,4 +167,5 @@ class SortedSoftTopK(_TopK):
         check_ranks(k, math.inf, _own_batch(k))
 
     def forward(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Scores (..., n) -> (..., n, k), as `sorted_soft_topk` returns them."""
         return sorted_soft_topk(scores, self.k, **self._options(scores, mask))

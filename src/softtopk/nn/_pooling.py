@@ -85,6 +85,7 @@ class TopKPool(Tempered):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
+        """Draw the weight anew."""
         bound = 1.0 / math.sqrt(self.in_channels)
         nn.init.uniform_(self.weight, -bound, bound)
 

@@ -19,6 +19,7 @@ class TopKPruning(SoftTopK):
     """
 
     def forward(self, weight: Tensor) -> Tensor:  # type: ignore[override]
+        """The weight, times the soft selection of its largest magnitudes."""
         return weight * super().forward(weight.abs())
 
 

@@ -123,6 +123,7 @@ class TopKRouter(Tempered):
         self._hold(eps, width, learn_eps)
 
     def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Routing:
+        """Tokens (..., d) and a mask (...) of those that take part -> where they go."""
         self._check(tokens, mask)
         if mask is not None:
             mask = mask.expand(tokens.shape[:-1]).unsqueeze(-1)

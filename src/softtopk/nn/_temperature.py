@@ -352,6 +352,7 @@ class WidthSchedule:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where the schedule that made ``state`` was."""
         self.last_step = check_integer("last_step", state["last_step"], 0)
         self.total_steps = check_integer("total_steps", state["total_steps"])
         self.end, self.shape = check_positive("end", state["end"]), state["shape"]

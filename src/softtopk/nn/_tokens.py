@@ -97,6 +97,7 @@ class TokenSelector(Tempered):
     def forward(
         self, tokens: Tensor, mask: Tensor | None = None, k: Tensor | None = None
     ) -> SelectedTokens:
+        """Tokens (B, n, d), a mask (B, n) of those that take part, and a k (B,) if it varies."""
         self._check(tokens, mask, k)
         if mask is not None:
             mask = mask.expand(tokens.shape[:2])

@@ -63,6 +63,7 @@ class TopKAttention(nn.Module):
 
     @property
     def hard(self) -> bool:
+        """Whether the selection is exact now."""
         return self.hard_eval and not self.training
 
     def weights(self, scores: Tensor) -> Tensor:
@@ -103,9 +104,11 @@ class AdditiveAttention(TopKAttention, Attention):
         self.score = nn.Linear(size, 1, bias=False)
 
     def prepare(self, values: Tensor, mask: Tensor) -> Memory:
+        """Compute the keys of states (B, S, m), once per sentence."""
         return Memory(values, self.key(values), mask)
 
     def forward(self, query: Tensor, memory: Memory) -> tuple[Tensor, Tensor]:
+        """Queries (B * k, q) -> contexts (B * k, m) and weights (B * k, S)."""
         batch, length, _ = memory.keys.shape
         query = self.query(query).view(batch, -1, 1, memory.keys.shape[-1])
         scores = self.score(torch.tanh(query + memory.keys.unsqueeze(1))).squeeze(-1)

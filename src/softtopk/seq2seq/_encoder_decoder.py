@@ -125,6 +125,7 @@ class EncoderDecoder(nn.Module, ABC):
         return [module for module in found if module.topk is not None]
 
     def embed(self, tokens: Tensor) -> Tensor:
+        """Tokens -> inputs of the decoder, with dropout."""
         return self.dropout(self.target_embedding(tokens))
 
     def decoder(self, memory: Any) -> DecoderStep:

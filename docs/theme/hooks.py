@@ -1,0 +1,168 @@
+"""What the site needs beside mkdocs: maths, links out of docs/, pages of other files, checks."""
+
+from __future__ import annotations
+
+import logging
+import os
+import posixpath
+import re
+import unicodedata
+from collections.abc import Iterator
+from html import unescape
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import griffe
+from latex2mathml.converter import convert
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File
+
+log = logging.getLogger("mkdocs.hooks.softtopk")  # a warning there fails a strict build
+ROOT = Path(__file__).parents[2]
+# Files of the root that are pages of the site too.
+PAGES = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
+PAGE_OF_COMMANDS = "api/command_line.md"
+
+
+def on_pre_build(config: Any) -> None:
+    """Every public name has a docstring."""
+    text = "".join(path.read_text() for path in (ROOT / "docs/api").glob("*.md"))
+    package = griffe.load("softtopk", search_paths=[ROOT / "src"], resolve_aliases=True)
+    for name in re.findall(r"^::: softtopk\.?(.*)$", text, re.MULTILINE):
+        module = package[name] if name else package
+        if not module.exports:
+            log.warning(f"softtopk.{name} has no __all__: the site would show nothing of it")
+        for export in module.exports or ():
+            for missing in _without_docstring(module[str(export)]):
+                log.warning(f"{missing} is public and has no docstring")
+
+
+def _without_docstring(obj: Any) -> Iterator[str]:
+    if not obj.docstring:
+        yield obj.canonical_path
+    if obj.is_class:
+        for name, member in obj.all_members.items():
+            needs = member.is_function or "property" in member.labels
+            private = name.startswith("_") or name == "extra_repr"  # as torch asks for it
+            if needs and not private and not member.docstring:
+                yield member.canonical_path
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the pages of the root."""
+    for source, uri in PAGES.items():
+        files.append(File.generated(config, uri, content=(ROOT / source).read_text()))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    """Point links to files outside docs/ at the repository, and write the page of the commands."""
+    uri = page.file.src_uri
+    source = {page: name for name, page in PAGES.items()}.get(uri, f"docs/{uri}")
+    if uri == PAGE_OF_COMMANDS:
+        return f"{markdown}\n{_commands()}"
+    blocks = re.split(r"(^```.*?^```$)", markdown, flags=re.MULTILINE | re.DOTALL)
+    blocks[::2] = [
+        re.sub(
+            r"\]\((?!\w+:|#)([^)#\s]+)(#[^)\s]*)?\)",
+            lambda m: f"]({_target(m[1], source, uri, config.repo_url)}{m[2] or ''})",
+            block,
+        )
+        for block in blocks[::2]
+    ]
+    return "".join(blocks)
+
+
+def _target(link: str, source: str, uri: str, repository: str) -> str:
+    """The link for the page ``uri``, whose text is that of the file ``source``."""
+    path = posixpath.normpath(posixpath.join(posixpath.dirname(source), link))
+    if path in PAGES:
+        path = f"docs/{PAGES[path]}"
+    elif not (ROOT / path).exists():
+        log.warning(f"{source} links to {path}, which does not exist")
+    if path.startswith("docs/"):
+        return posixpath.relpath(path, posixpath.dirname(f"docs/{uri}"))
+    return f"{repository.rstrip('/')}/blob/main/{path}"
+
+
+def _commands() -> str:
+    from softtopk.cli._app import make_app
+
+    text = make_app().generate_docs(heading_level=2, usage_name="softtopk")
+    return text[text.index("**Commands**") :]  # after the title and a table of contents
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Render the maths, which arithmatex has marked."""
+    html = re.sub(
+        r'<span class="arithmatex">\\\((.*?)\\\)</span>',
+        lambda m: mathml(unescape(m[1]), "inline"),
+        html,
+        flags=re.DOTALL,
+    )
+    return re.sub(
+        r'<div class="arithmatex">\s*\\\[(.*?)\\\]\s*</div>',
+        lambda m: f'<div class="maths">{mathml(unescape(m[1]), "block")}</div>',
+        html,
+        flags=re.DOTALL,
+    )
+
+
+def mathml(tex: str, display: str) -> str:
+    r"""Presentation MathML, with what browsers need and the converter leaves out."""
+    # It knows these under other names only.
+    tex = re.sub(r"\\(begin|end)\{aligned\}", r"\\\1{align*}", tex)
+    tex = re.sub(r"\\operatorname\*\{arg\\,(min|max)\}", r"\\arg\1", tex)
+    html = convert(tex.replace(r"\operatorname*", r"\operatorname"), display=display)
+    if display == "block":  # limits stand below their operator
+        html = re.sub(
+            r"<msub>(<mo[^>]*>(?:min|max|lim|arg&#x02009;m..|sup|inf)</mo>)(.*?)</msub>",
+            r"<munder>\1\2</munder>",
+            html,
+        )
+    # Browsers know no variants but the characters themselves.
+    return re.sub(r' mathvariant="bold(?:-italic)?">(&#x\w+;|[^<])<', _bold, html)
+
+
+def _bold(match: re.Match[str]) -> str:
+    letter = unescape(match[1])
+    name = unicodedata.name(letter).replace("LETTER ", "").removeprefix("LATIN ")
+    try:
+        letter = unicodedata.lookup(f"MATHEMATICAL BOLD {name.removeprefix('GREEK ')}")
+    except KeyError:
+        letter = match[1]
+    return f' mathvariant="normal">{letter}<'
+
+
+class _Loaded(HTMLParser):
+    """The addresses that a browser would load for a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        loads = tag in {"script", "img", "iframe", "source", "video", "audio", "embed", "object"}
+        style = tag == "link" and given.get("rel") not in {"canonical", "next", "prev", "alternate"}
+        if loads or style:
+            self.found += [given.get(key) or "" for key in ("src", "srcset", "data", "href")]
+
+
+def on_post_build(config: Any) -> None:
+    """Fail if a page or a style would load something from the network."""
+    found = []
+    for path in Path(config.site_dir).rglob("*.*"):
+        if path.suffix == ".html":
+            parser = _Loaded()
+            parser.feed(path.read_text())
+            addresses = parser.found
+        elif path.suffix == ".css":
+            addresses = re.findall(r"(?:url\(|@import)\s*[\"']?([^\"')]+)", path.read_text())
+        else:
+            continue
+        name = os.path.relpath(path, config.site_dir)
+        found += [f"{name}: {one}" for one in addresses if re.match(r"(https?:)?//", one)]
+    if found:
+        raise PluginError("the site would load from the network:\n" + "\n".join(found))

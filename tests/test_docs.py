@@ -1,0 +1,51 @@
+"""Every page of the docs can be found, and the pictures and links of the docs are up to date."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted(path for path in DOCS.rglob("*.md") if not path.name.endswith(".caption.md"))
+READ = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + PAGES
+
+
+def without_code(text: str) -> str:
+    return re.sub(r"^ *```.*?^ *```", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(path: Path) -> set[str]:
+    """As GitHub makes them of headings; the site is checked by `make docs`."""
+    found = set(re.findall(r'id="([^"]+)"', path.read_text(encoding="utf-8")))
+    for title in re.findall(r"^#+ (.*)$", without_code(path.read_text(encoding="utf-8")), re.M):
+        plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title).strip().lower()
+        found.add(re.sub(r"[^\w\- ]", "", plain).replace(" ", "-"))
+    return found
+
+
+def test_every_page_is_in_the_navigation():
+    nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:\n")[1]
+    named = set(re.findall(r"[\w./-]+\.md", nav))
+    assert {path.relative_to(DOCS).as_posix() for path in PAGES} - named == set()
+
+
+@pytest.mark.parametrize("page", READ, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_every_link_leads_somewhere(page: Path):
+    text = without_code(page.read_text(encoding="utf-8"))
+    wrong = []
+    for link, anchor in re.findall(r"\]\((?!\w+:)([^)#\s]*)(?:#([^)\s]*))?\)", text):
+        target = (page.parent / link).resolve() if link else page
+        known = target.exists() and (not anchor or anchor in anchors(target))
+        if not known:
+            wrong.append(f"{link}#{anchor}" if anchor else link)
+    assert wrong == []
+
+
+def test_the_picture_of_the_layers_is_that_of_the_map():
+    drawn = runpy.run_path(str(DOCS / "theme/architecture.py"))
+    hint = "run python docs/theme/architecture.py"
+    assert drawn["PICTURE"].read_text(encoding="utf-8") == drawn["svg"](), hint
