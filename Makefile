@@ -82,9 +82,10 @@ figures: $(NATIVE)  ## Draw the figures of the docs anew, half a minute (FIGURES
 recipes: $(NATIVE)  ## Run the recipes of examples/ and make their page of the docs, 3 minutes.
 	@$(BIN)/python docs/recipes/build.py
 
-# The notice that is turned off is about a successor of mkdocs, which the pins keep out.
+# Not --quiet: mkdocs would then count no warnings. The notice that is turned off is about a successor.
 docs: $(STAMP)  ## Build the documentation into site/; a broken link or a missing docstring is an error.
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@$(BIN)/python docs/play/build.py
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 native: $(STAMP)  ## Rebuild the native library in place; no compiler is an error here.
 	@SOFTTOPK_BUILD_NATIVE=require $(BIN)/python setup.py --quiet build_ext --inplace
