@@ -39,7 +39,9 @@ def test_every_link_leads_somewhere(page: Path):
     wrong = []
     for link, anchor in re.findall(r"\]\((?!\w+:)([^)#\s]*)(?:#([^)\s]*))?\)", text):
         target = (page.parent / link).resolve() if link else page
-        known = target.exists() and (not anchor or anchor in anchors(target))
+        # After the # of a page to play with is its state.
+        found = not anchor or target.suffix == ".html" or anchor in anchors(target)
+        known = target.exists() and found
         if not known:
             wrong.append(f"{link}#{anchor}" if anchor else link)
     assert wrong == []

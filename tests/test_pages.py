@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from pages import ROOT, blocks_of, page, run_page
 from torch import nn
 
 import softtopk.distributed
@@ -16,11 +15,11 @@ import softtopk.knn
 import softtopk.losses
 import softtopk.nn
 import softtopk.seq2seq
+from pages import blocks_of, page, run_page
 from softtopk import compat, relaxations
 
 #: What it is for, and the call.
 CALLS = re.findall(r"^\| (.+?) \| `([^`]+)` \| \[", page("which"), re.MULTILINE)
-NEW_PAGES = ["applications", "idea", "maths", "start", "which"]
 
 
 @pytest.mark.parametrize("name", ["idea", "start"])
@@ -49,19 +48,36 @@ def names():
     gold = torch.randint(4, 50, (8, 6))
     gold[:, -1] = 3
     scope |= {
-        **{"torch": torch, "softtopk": softtopk, "relaxations": relaxations, "device": "cpu"},
-        **{"k": 3, "n": 50, "scores": torch.randn(8, 50, requires_grad=True)},
-        **{"features": torch.randn(8, 50), "weights": torch.randn(50)},
-        **{"targets": torch.arange(8) % 2, "labels": torch.arange(8)},
-        **{"tokens": torch.randn(2, 40, 16), "layer": nn.Linear(16, 16)},
-        **{"nodes": torch.randn(9, 16), "batch": torch.arange(9) // 5},
+        "torch": torch,
+        "softtopk": softtopk,
+        "relaxations": relaxations,
+        "device": "cpu",
+        "k": 3,
+        "n": 50,
+        "scores": torch.randn(8, 50, requires_grad=True),
+        "features": torch.randn(8, 50),
+        "weights": torch.randn(50),
+        "targets": torch.arange(8) % 2,
+        "labels": torch.arange(8),
+        "tokens": torch.randn(2, 40, 16),
+        "layer": nn.Linear(16, 16),
+        "nodes": torch.randn(9, 16),
+        "batch": torch.arange(9) // 5,
         "edge_index": torch.tensor([[0, 1, 2, 3, 5, 6, 7], [1, 2, 3, 4, 6, 7, 8]]),
-        **{"positives": torch.rand(8, 50) < 0.2, "relevance": torch.rand(8, 50)},
-        **{"X": np.random.default_rng(0).normal(size=(40, 5)), "y": np.arange(40) % 2},
-        **{"step": step, "encoded": torch.randn(8, 64), "embedding": embedding, "gold": gold},
+        "positives": torch.rand(8, 50) < 0.2,
+        "relevance": torch.rand(8, 50),
+        "X": np.random.default_rng(0).normal(size=(40, 5)),
+        "y": np.arange(40) % 2,
+        "step": step,
+        "encoded": torch.randn(8, 64),
+        "embedding": embedding,
+        "gold": gold,
         **dict(zip(("query", "key", "value"), torch.randn(3, 2, 4, 10, 16), strict=True)),
-        **{"cost": torch.rand(4, 5), "mu": torch.full((4,), 0.25), "nu": torch.full((5,), 0.2)},
-        **{"mask": torch.rand(8, 50) < 0.9, "flat": torch.randn(12)},
+        "cost": torch.rand(4, 5),
+        "mu": torch.full((4,), 0.25),
+        "nu": torch.full((5,), 0.2),
+        "mask": torch.rand(8, 50) < 0.9,
+        "flat": torch.randn(12),
         "offsets": torch.tensor([0, 3, 3, 12]),
     }
     return scope
@@ -93,19 +109,3 @@ def test_every_call_runs(call, names, request):
         names = names | {"use_soft_topk": use_soft_topk, "model": transformers.GPT2Model(config)}
     found = eval(call, names)
     assert all(tensor.isfinite().all() for tensor in tensors_of(found))
-
-
-@pytest.mark.parametrize("name", NEW_PAGES)
-def test_every_link_leads_somewhere(name):
-    """Pages, and headings on them, as GitHub names these."""
-    # Other pages of the site, which are not made from Markdown or stand alone.
-    links = re.findall(r"\]\((?!https?:)([^)]+)\)", page(name))
-    assert links
-    for link in links:
-        path, _, anchor = link.partition("#")
-        target = ROOT / "docs" / (path or f"{name}.md")
-        assert target.is_file(), link
-        if anchor:
-            headings = re.findall(r"^#+ (.+)$", target.read_text(encoding="utf-8"), re.MULTILINE)
-            slugs = [re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings]
-            assert anchor in slugs, link
