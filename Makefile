@@ -79,7 +79,7 @@ faults: $(NATIVE)  ## Kill, stop and damage small trainings, 10 minutes (FAULTS=
 figures: $(NATIVE)  ## Draw the figures of the docs anew, half a minute (FIGURES=docs/figures).
 	@$(BIN)/softtopk figures --out "$(FIGURES)"
 
-recipes: $(NATIVE)  ## Run the recipes of examples/ and make their page of the docs, 3 minutes.
+recipes: $(NATIVE)  ## Run the recipes of examples/ and make their page of the docs, 4 minutes.
 	@$(BIN)/python docs/recipes/build.py
 
 # Not --quiet: mkdocs would then count no warnings. The notice that is turned off is about a successor.
