@@ -3,7 +3,7 @@
 A recurrent network learns to sort 8 digits, by teacher forcing at first. It goes on with that, or
 with `hybrid_loss` at rho < 1, which asks that the right prefix stays in the beam.
 
-Found: no. 100 updates by search give 0.876, 100 by forcing 0.868, and 400, as dear, give 0.968.
+Found: no sign of it. Search 0.876 ±0.116; forcing 0.868 ±0.139, 0.968 ±0.054 in the same time.
 """
 
 import copy

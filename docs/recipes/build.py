@@ -24,14 +24,15 @@ NAMES += ["expert_routing", "weight_pruning", "retrieval_loss", "sparse_attentio
 NAMES += ["nearest_neighbours", "beam_search"]
 #: The parts of the library that the recipes compute with.
 LIBRARY = ["functional", "kernels", "knn", "losses", "nn", "relaxations", "seq2seq"]
+SOURCES = (".py", ".cpp", ".hpp")
 RUNS = HERE / "runs.json"
 HEAD = """# Recipes
 
 This page shows what ten short scripts do, with the output of a real run of each, on one thread.
 Every one is complete and below 60 lines: copy it, and change it. `make recipes` runs them all and
 makes this page. They are examples, not evidence: few seeds, small data, settings found by trial.
-A ± is the standard deviation over the seeds. The evidence is in the
-[results](../results/README.md).
+A ± is the standard deviation over the seeds, or splits of the data; of three it is itself rough.
+The evidence is in the [results](../results/README.md).
 
 With other trainers, without a run here: [accelerate](../../examples/knn_accelerate.py),
 [Lightning](../../examples/knn_lightning.py).
@@ -74,12 +75,14 @@ def digest(name: str) -> str:
 
 
 def library() -> str:
-    """A digest of `LIBRARY`."""
-    found = hashlib.sha256()
+    """A digest of `LIBRARY`, and of the modules beside these folders."""
+    package = ROOT / "src" / "softtopk"
+    paths = list(package.glob("*.py"))
     for folder in LIBRARY:
-        for path in sorted((ROOT / "src" / "softtopk" / folder).rglob("*.[pch]*")):
-            if path.suffix in (".py", ".cpp", ".hpp"):
-                found.update(path.read_bytes())
+        paths += [each for each in (package / folder).rglob("*") if each.suffix in SOURCES]
+    found = hashlib.sha256()
+    for path in sorted(paths):
+        found.update(path.read_bytes())
     return found.hexdigest()
 
 
