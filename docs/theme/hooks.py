@@ -93,27 +93,31 @@ def _commands() -> str:
     return text[text.index("**Commands**") :]  # after the title and a table of contents
 
 
-def on_page_content(html: str, **_: Any) -> str:
-    """Render the maths, which arithmatex has marked."""
+def on_page_content(html: str, page: Any, **_: Any) -> str:
+    """Render the maths, which arithmatex has marked; none may be left as it was written."""
     html = re.sub(
         r'<span class="arithmatex">\\\((.*?)\\\)</span>',
         lambda m: mathml(unescape(m[1]), "inline"),
         html,
         flags=re.DOTALL,
     )
-    return re.sub(
+    html = re.sub(
         r'<div class="arithmatex">\s*\\\[(.*?)\\\]\s*</div>',
         lambda m: f'<div class="maths">{mathml(unescape(m[1]), "block")}</div>',
         html,
         flags=re.DOTALL,
     )
+    text = re.sub(r"<(pre|code|script|style)\b.*?</\1>|<[^>]+>", "", html, flags=re.DOTALL)
+    for left in re.findall(r".*(?:\\[a-zA-Z]{2,}|\.\. math::|:math:|\$\S[^$\n]*\$).*", text):
+        log.warning(f"{page.file.src_uri} has maths that is not rendered: {left.strip()}")
+    return html
 
 
 def mathml(tex: str, display: str) -> str:
     r"""Presentation MathML, with what browsers need and the converter leaves out."""
     # It knows these under other names only.
     tex = re.sub(r"\\(begin|end)\{aligned\}", r"\\\1{align*}", tex)
-    tex = re.sub(r"\\operatorname\*\{arg\\,(min|max)\}", r"\\arg\1", tex)
+    tex = re.sub(r"\\(?:operatorname\*\{arg\\,|arg\s*\\)(min|max)\}?", r"\\arg\1", tex)
     html = convert(tex.replace(r"\operatorname*", r"\operatorname"), display=display)
     if display == "block":  # limits stand below their operator
         html = re.sub(
