@@ -22,6 +22,7 @@ log = logging.getLogger("mkdocs.hooks.softtopk")  # a warning there fails a stri
 ROOT = Path(__file__).parents[2]
 # Files of the root that are pages of the site too.
 PAGES = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
+THIN = '<mspace width="0.167em" />'
 PAGE_OF_COMMANDS = "api/command_line.md"
 
 
@@ -96,8 +97,8 @@ def _commands() -> str:
 def on_page_content(html: str, page: Any, **_: Any) -> str:
     """Render the maths, which arithmatex has marked; none may be left as it was written."""
     html = re.sub(
-        r'<span class="arithmatex">\\\((.*?)\\\)</span>',
-        lambda m: mathml(unescape(m[1]), "inline"),
+        r'<span class="arithmatex">\\\((.*?)\\\)</span>([,.;:)]*)',  # which no line starts with
+        lambda m: f'<span class="maths">{mathml(unescape(m[1]), "inline")}{m[2]}</span>',
         html,
         flags=re.DOTALL,
     )
@@ -118,6 +119,7 @@ def mathml(tex: str, display: str) -> str:
     # It knows these under other names only.
     tex = re.sub(r"\\(begin|end)\{aligned\}", r"\\\1{align*}", tex)
     tex = re.sub(r"\\(?:operatorname\*\{arg\\,|arg\s*\\)(min|max)\}?", r"\\arg\1", tex)
+    tex = re.sub(r"\\l([vV])ert(.*?)\\r\1ert(?![a-zA-Z])", _norm, tex)
     html = convert(tex.replace(r"\operatorname*", r"\operatorname"), display=display)
     if display == "block":  # limits stand below their operator
         html = re.sub(
@@ -125,8 +127,20 @@ def mathml(tex: str, display: str) -> str:
             r"<munder>\1\2</munder>",
             html,
         )
+    # Names are no operators, which have space on both sides; before what is not a bracket, a little.
+    html = re.sub(r"<mo>(softmax|diag|Cov)</mo>", r"<mi>\1</mi>", html)
+    html = re.sub(r"(<mi>(?:log|exp)</mi>)(?!<mrow><mo|<mo[^>]*>&#x00028;)", rf"\1{THIN}", html)
+    html = re.sub(r"(</m(?:i|n|sub|sup)>)(?=<mi>(?:log|exp)</mi>)", rf"\1{THIN}", html)
+    # Few fonts have a line that stretches over what is below it: extra.css draws it.
+    over = r"<mover>(<mrow>(?:(?!<mover>).)*</mrow>)<mo[^>]*>&#x02015;</mo></mover>"
+    html = re.sub(over, r'<mrow class="over">\1</mrow>', html)
     # Browsers know no variants but the characters themselves.
     return re.sub(r' mathvariant="bold(?:-italic)?">(&#x\w+;|[^<])<', _bold, html)
+
+
+def _norm(match: re.Match[str]) -> str:
+    bar = "|" if match[1] == "v" else r"\|"
+    return rf"\left{bar}{match[2]}\right{bar}"
 
 
 def _bold(match: re.Match[str]) -> str:
