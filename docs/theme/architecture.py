@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PICTURE = ROOT / "docs/images/architecture.svg"
-WIDTH, ROW, GAP, MARGIN, LABEL = 960, 62, 12, 16, 44
+WIDTH, ROW, GAP, MARGIN, LABEL = 720, 62, 10, 10, 40
 INK, PAPER, BLUE, PALE = "#1a1a1a", "#ffffff", "#0072B2", "#e6f1f8"
 FONT = 'font-family="system-ui, sans-serif"'
 

@@ -23,6 +23,10 @@ ROOT = Path(__file__).parents[2]
 # Files of the root that are pages of the site too.
 PAGES = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 THIN = '<mspace width="0.167em" />'
+ABOVE_TABLES = (
+    "This page has a table that a command made from the records of runs. "
+    "[All tables](README.md) says by which command, and which page discusses it."
+)
 PAGE_OF_COMMANDS = "api/command_line.md"
 
 
@@ -63,6 +67,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     source = {page: name for name, page in PAGES.items()}.get(uri, f"docs/{uri}")
     if uri == PAGE_OF_COMMANDS:
         return f"{markdown}\n{_commands()}"
+    if uri.startswith("results/") and not markdown.startswith("# "):
+        markdown = f"{ABOVE_TABLES}\n\n{markdown}"  # the commands write the table alone
     blocks = re.split(r"(^```.*?^```$)", markdown, flags=re.MULTILINE | re.DOTALL)
     blocks[::2] = [
         re.sub(
@@ -108,10 +114,23 @@ def on_page_content(html: str, page: Any, **_: Any) -> str:
         html,
         flags=re.DOTALL,
     )
+    folder = (ROOT / "docs" / page.file.src_uri).parent
+    html = re.sub(
+        r'<img [^>]*?src="([^":]+)"',
+        lambda m: f'{m[0]} class="wide"' if _is_wide(folder / m[1]) else m[0],
+        html,
+    )
     text = re.sub(r"<(pre|code|script|style)\b.*?</\1>|<[^>]+>", "", html, flags=re.DOTALL)
     for left in re.findall(r".*(?:\\[a-zA-Z]{2,}|\.\. math::|:math:|\$\S[^$\n]*\$).*", text):
         log.warning(f"{page.file.src_uri} has maths that is not rendered: {left.strip()}")
     return html
+
+
+def _is_wide(picture: Path) -> bool:
+    """Whether its text is too small for a phone; those of recipes have 700 pixels and large text."""
+    if picture.suffix != ".png":
+        return picture.suffix == ".svg"
+    return int.from_bytes(picture.read_bytes()[16:20], "big") > 1000  # as the header of PNG has it
 
 
 def mathml(tex: str, display: str) -> str:
@@ -129,7 +148,8 @@ def mathml(tex: str, display: str) -> str:
         )
     # Names are no operators, which have space on both sides; before what is not a bracket, a little.
     html = re.sub(r"<mo>(softmax|diag|Cov)</mo>", r"<mi>\1</mi>", html)
-    html = re.sub(r"(<mi>(?:log|exp)</mi>)(?!<mrow><mo|<mo[^>]*>&#x00028;)", rf"\1{THIN}", html)
+    alone = r"(?<!<msub>)(<mi>(?:log|exp)</mi>)(?!<mrow><mo|<mo[^>]*>&#x00028;)"
+    html = re.sub(alone, rf"\1{THIN}", html)
     html = re.sub(r"(</m(?:i|n|sub|sup)>)(?=<mi>(?:log|exp)</mi>)", rf"\1{THIN}", html)
     # Few fonts have a line that stretches over what is below it: extra.css draws it.
     over = r"<mover>(<mrow>(?:(?!<mover>).)*</mrow>)<mo[^>]*>&#x02015;</mo></mover>"
