@@ -36,6 +36,10 @@ With other trainers, without a run here: [accelerate](../../examples/knn_acceler
 """
 
 
+#: Of the recipes without a picture, the lines of the output that stand for one.
+NUMBERS = {"retrieval_loss": slice(2, 4), "beam_search": slice(1, 4)}
+
+
 class Run(NamedTuple):
     """What a recipe printed, and which text of the script did."""
 
@@ -57,14 +61,45 @@ def run(name: str) -> Run:
     return Run(found.stdout, digest(name))
 
 
-def section(name: str, done: Run) -> str:
-    """A recipe on the page."""
+class Words(NamedTuple):
+    """The docstring of a recipe."""
+
+    title: str
+    question: str
+    text: str
+
+
+def words(name: str) -> Words:
     source = (EXAMPLES / f"{name}.py").read_text()
     heading, text = (ast.get_docstring(ast.parse(source)) or "").split("\n\n", 1)
     title, question = heading.split(": ", 1)
+    return Words(title, question[0].upper() + question[1:], text)
+
+
+def card(name: str, done: Run) -> str:
+    """A recipe in the gallery: its picture or numbers, and its question, as a link."""
+    title, question, _ = words(name)
+    if (HERE / f"{name}.png").exists():
+        shown = f'<img src="{name}.png" alt="" loading="lazy" width="200">'
+    else:
+        lines = done.output.splitlines()[NUMBERS[name]]
+        shown = "<br>".join(f"<code>{' '.join(line.split())}</code>" for line in lines)
+    anchor = title.lower().replace(" ", "-")
+    return f'<li><a href="#{anchor}">{shown}<br><b>{title}</b></a><br>{question}</li>\n'
+
+
+def gallery(runs: dict[str, Run]) -> str:
+    cards = "".join(card(name, runs[name]) for name in NAMES)
+    return f'<ul class="gallery">\n{cards}</ul>\n\n'
+
+
+def section(name: str, done: Run) -> str:
+    """A recipe on the page."""
+    source = (EXAMPLES / f"{name}.py").read_text()
+    title, question, text = words(name)
     picture = f"![{title}]({name}.png)\n\n" if (HERE / f"{name}.png").exists() else ""
     return (
-        f"## {title}\n\n**{question[0].upper()}{question[1:]}** {text}\n\n{picture}"
+        f"## {title}\n\n**{question}** {text}\n\n{picture}"
         f"`python examples/{name}.py` prints\n\n```\n{done.output.rstrip()}\n```\n\n"
         f'<details markdown="1"><summary>The whole script</summary>\n\n'
         f"[examples/{name}.py](../../examples/{name}.py)\n\n```python\n{source}```\n\n</details>\n\n"
@@ -77,7 +112,8 @@ def read_runs() -> dict[str, Run]:
 
 
 def page(runs: dict[str, Run]) -> str:
-    return HEAD + "".join(section(name, runs[name]) for name in NAMES).rstrip() + "\n"
+    sections = "".join(section(name, runs[name]) for name in NAMES)
+    return f"{HEAD}{gallery(runs)}{sections.rstrip()}\n"
 
 
 def main() -> None:
