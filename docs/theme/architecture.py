@@ -32,7 +32,7 @@ def title(part: str) -> str:
 
 def box(part: str, uses: dict[str, set[str]], x: float, y: float, width: float) -> str:
     names = ", ".join("softtopk" if p == "__init__" else p for p in nearest(part, uses))
-    fill = PAPER if part.startswith("_") else PALE
+    fill = PALE if part.startswith("__") or not part.startswith("_") else PAPER  # private: white
     text = f'x="{x + width / 2:.0f}" text-anchor="middle" {FONT} fill="{INK}"'
     return (
         f'<rect x="{x:.0f}" y="{y}" width="{width:.0f}" height="{ROW - GAP}" rx="6" fill="{fill}"'

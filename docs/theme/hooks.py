@@ -69,6 +69,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         return f"{markdown}\n{_commands()}"
     if uri.startswith("results/") and not markdown.startswith("# "):
         markdown = f"{ABOVE_TABLES}\n\n{markdown}"  # the commands write the table alone
+        page.meta["hide"] = ["toc"]  # wide tables need the place
     blocks = re.split(r"(^```.*?^```$)", markdown, flags=re.MULTILINE | re.DOTALL)
     blocks[::2] = [
         re.sub(
@@ -114,6 +115,7 @@ def on_page_content(html: str, page: Any, **_: Any) -> str:
         html,
         flags=re.DOTALL,
     )
+    html = html.replace(" ± ", "\u00a0±\u00a0")
     folder = (ROOT / "docs" / page.file.src_uri).parent
     html = re.sub(
         r'<img [^>]*?src="([^":]+)"',
