@@ -35,7 +35,11 @@ def on_pre_build(config: Any) -> None:
     text = "".join(path.read_text() for path in (ROOT / "docs/api").glob("*.md"))
     package = griffe.load("softtopk", search_paths=[ROOT / "src"], resolve_aliases=True)
     for name in re.findall(r"^::: softtopk\.?(.*)$", text, re.MULTILINE):
-        module = package[name] if name else package
+        try:
+            module = package[name] if name else package
+        except KeyError:
+            log.warning(f"there is no softtopk.{name}, which a page of docs/api/ names")
+            continue
         if not module.exports:
             log.warning(f"softtopk.{name} has no __all__: the site would show nothing of it")
         for export in module.exports or ():
@@ -129,10 +133,12 @@ def on_page_content(html: str, page: Any, **_: Any) -> str:
 
 
 def _is_wide(picture: Path) -> bool:
-    """Whether its text is too small for a phone; those of recipes have 700 pixels and large text."""
+    """Whether its text is too small for a phone; recipes have 700 pixels and large text."""
     if picture.suffix != ".png":
         return picture.suffix == ".svg"
-    return int.from_bytes(picture.read_bytes()[16:20], "big") > 1000  # as the header of PNG has it
+    header = picture.read_bytes()[:24]
+    width, height = int.from_bytes(header[16:20], "big"), int.from_bytes(header[20:], "big")
+    return width > max(1000, 1.5 * height)
 
 
 def mathml(tex: str, display: str) -> str:
@@ -148,7 +154,7 @@ def mathml(tex: str, display: str) -> str:
             r"<munder>\1\2</munder>",
             html,
         )
-    # Names are no operators, which have space on both sides; before what is not a bracket, a little.
+    # Names are no operators, with space on both sides; before what is no bracket, a little.
     html = re.sub(r"<mo>(softmax|diag|Cov)</mo>", r"<mi>\1</mi>", html)
     alone = r"(?<!<msub>)(<mi>(?:log|exp)</mi>)(?!<mrow><mo|<mo[^>]*>&#x00028;)"
     html = re.sub(alone, rf"\1{THIN}", html)
