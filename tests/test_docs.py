@@ -51,3 +51,24 @@ def test_the_picture_of_the_layers_is_that_of_the_map():
     drawn = runpy.run_path(str(DOCS / "theme/architecture.py"))
     hint = "run python docs/theme/architecture.py"
     assert drawn["PICTURE"].read_text(encoding="utf-8") == drawn["svg"](), hint
+
+
+@pytest.mark.parametrize(
+    "text", [".. math:: x_i\n\nAnd so on.", ".. math::\n    x_i\n\nAnd so on."]
+)
+def test_a_formula_of_a_docstring_is_one_of_the_page(text: str):
+    pytest.importorskip("griffe")
+    as_markdown = runpy.run_path(str(DOCS / "theme/docstrings.py"))["as_markdown"]
+    assert as_markdown(text, {}) == "$$\nx_i\n$$\n\nAnd so on."
+
+
+def test_formulas_are_set_as_browsers_need_them():
+    for name in ("griffe", "latex2mathml", "mkdocs"):
+        pytest.importorskip(name)
+    mathml = runpy.run_path(str(DOCS / "theme/hooks.py"))["mathml"]
+    set_ = mathml(r"\arg\min_x \lVert x \rVert_F \log_2 x \overline{x + 1}", "block")
+    assert "\\" not in set_
+    assert "<munder><mo" in set_  # the limit is below
+    assert "<msub><mi>log</mi><mn>2</mn></msub>" in set_
+    assert 'class="over"' in set_
+    assert set_.count('fence="true"') == 2
