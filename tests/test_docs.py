@@ -66,7 +66,7 @@ def test_formulas_are_set_as_browsers_need_them():
     for name in ("griffe", "latex2mathml", "mkdocs"):
         pytest.importorskip(name)
     mathml = runpy.run_path(str(DOCS / "theme/hooks.py"))["mathml"]
-    set_ = mathml(r"\arg\min_x \lVert x \rVert_F \log_2 x \overline{x + 1}", "block")
+    set_ = mathml(r"\arg\min_x \lVert x \rVert_F \log_2 x \overline{x + 1},\ \!y", "block")
     assert "\\" not in set_
     assert "<munder><mo" in set_  # the limit is below
     assert "<msub><mi>log</mi><mn>2</mn></msub>" in set_

@@ -127,7 +127,7 @@ def on_page_content(html: str, page: Any, **_: Any) -> str:
         html,
     )
     text = re.sub(r"<(pre|code|script|style)\b.*?</\1>|<[^>]+>", "", html, flags=re.DOTALL)
-    for left in re.findall(r".*(?:\\[a-zA-Z]{2,}|\.\. math::|:math:|\$\S[^$\n]*\$).*", text):
+    for left in re.findall(r".*(?:\\|\.\. math::|:math:|\$\S[^$\n]*\$).*", text):
         log.warning(f"{page.file.src_uri} has maths that is not rendered: {left.strip()}")
     return html
 
@@ -146,6 +146,7 @@ def mathml(tex: str, display: str) -> str:
     # It knows these under other names only.
     tex = re.sub(r"\\(begin|end)\{aligned\}", r"\\\1{align*}", tex)
     tex = re.sub(r"\\(?:operatorname\*\{arg\\,|arg\s*\\)(min|max)\}?", r"\\arg\1", tex)
+    tex = re.sub(r"(?<!\\)\\\s", r"\\; ", tex).replace(r"\!", "")  # spaces
     tex = re.sub(r"\\l([vV])ert(.*?)\\r\1ert(?![a-zA-Z])", _norm, tex)
     html = convert(tex.replace(r"\operatorname*", r"\operatorname"), display=display)
     if display == "block":  # limits stand below their operator
