@@ -107,8 +107,10 @@ function showControls() {
 }
 
 // The preset that the state is, if it is one.
-const presetOf = (shown) =>
-  Object.keys(PRESETS).find((name) => toLink(presetState(name)) === toLink(shown));
+function presetOf(shown) {
+  const link = toLink(shown);
+  return Object.keys(PRESETS).find((name) => toLink(presetState(name)) === link);
+}
 
 // What the temperature does to scores that are not those of a preset.
 function diagnosis() {

@@ -26,6 +26,16 @@ CLIPBOARD = (
 )
 
 
+def browser_path() -> str | None:
+    return os.environ.get("SOFTTOPK_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Here, not in a test: what a worker of xdist says when it gives up is not shown.
+    if config.option.markexpr == "page" and browser_path() is None:
+        raise pytest.UsageError(MISSING)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
@@ -34,9 +44,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
-    path = os.environ.get("SOFTTOPK_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
+    path = browser_path()
     if path is None:
-        pytest.exit(MISSING, returncode=1)
+        pytest.fail(MISSING, pytrace=False)
     with sync_playwright() as playwright:
         # In a container of root there is no sandbox.
         started = playwright.chromium.launch(

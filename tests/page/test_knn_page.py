@@ -114,6 +114,9 @@ def test_a_phone(knn):
 def test_everything_has_its_place(knn, width):
     page = knn(viewport={"width": width, "height": 844})
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+    title, theme = (page.locator(name).bounding_box() for name in ("h1", "#theme"))
+    assert theme["y"] < title["y"] + title["height"]  # in one line
+    assert theme["x"] > title["x"] + title["width"]
     assert (
         page.evaluate(
             """Array.from(document.querySelectorAll("main *"))
