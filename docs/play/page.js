@@ -322,6 +322,14 @@ $("scores").addEventListener("blur", () => {
   if ($("scores").getAttribute("aria-invalid") === "false") endTyping();
 });
 
+// A bar that is being dragged may not be there any more.
+function openState(next) {
+  state = next;
+  drag = null;
+  endTyping();
+  changed();
+}
+
 // The field shows the scores of the state again.
 function endTyping() {
   typedFrom = null;
@@ -334,19 +342,15 @@ $("random").addEventListener("click", () => {
   if (problem) return;
   remember();
   const normal = () => Math.sqrt(-2 * Math.log(1 - Math.random())) * Math.cos(2 * Math.PI * Math.random());
-  state.scores = Array.from({ length: Number($("count").value) }, () => Number(normal().toFixed(3)));
-  state.mask = state.scores.map(() => true);
-  endTyping();
-  changed();
+  const scores = Array.from({ length: Number($("count").value) }, () => Number(normal().toFixed(3)));
+  openState({ ...state, scores, mask: scores.map(() => true) });
 });
 
 document.querySelectorAll("[data-preset]").forEach((button) =>
   button.addEventListener("click", () => {
     remember();
-    state = presetState(button.dataset.preset);
     $("notice").textContent = "";
-    endTyping();
-    changed();
+    openState(presetState(button.dataset.preset));
   }),
 );
 
@@ -364,10 +368,8 @@ $("table").addEventListener("toggle", () => $("table").open && showTable());
 
 function openLink() {
   const { state: linked, problem } = fromLink(location.hash);
-  state = linked;
   $("notice").textContent = problem;
-  endTyping();
-  changed();
+  openState(linked);
 }
 window.addEventListener("hashchange", openLink);
 new ResizeObserver(() => view && changed()).observe($("stage"));

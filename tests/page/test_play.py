@@ -292,6 +292,18 @@ def test_a_bar_is_dragged(play):
     assert page.evaluate("state.targets.size") == 1  # a drag is no click
 
 
+def test_a_drag_ends_where_the_scores_are_replaced(play):
+    page = play()
+    x, y = middle_of_bar(page, 11)
+    page.mouse.move(x, y)
+    page.mouse.down()
+    page.mouse.move(x, y - 20, steps=2)
+    follow(page, "#x=1,2&k=1&eps=1")
+    page.mouse.move(x, y - 40, steps=2)
+    page.mouse.up()
+    assert check_numbers(page)[0]["score"].tolist() == [1, 2]
+
+
 def test_a_click_marks_a_bar_or_takes_it_out(play):
     page = play()
     page.mouse.click(*middle_of_bar(page, 0))
