@@ -5,12 +5,14 @@
 const softtopk = (() => {
   // An element is decided if its A is this near to 0 or 1, as in eps_for.
   const DECIDED = 0.05;
+  const ITERATIONS = 200; // of the paper
   let core;
 
-  const bytes = Uint8Array.from(atob(SOFTTOPK_CORE.module), (c) => c.charCodeAt(0));
-  const ready = WebAssembly.instantiate(bytes).then(({ instance }) => {
-    core = instance.exports;
-  });
+  // To be called, and waited for, before the others.
+  async function load() {
+    const bytes = Uint8Array.from(atob(SOFTTOPK_CORE.module), (c) => c.charCodeAt(0));
+    core = (await WebAssembly.instantiate(bytes)).instance.exports;
+  }
 
   // Call body(write, space) and free the memory of all arrays afterwards. `write` copies numbers
   // to the core and returns their address, `space` makes room for so many numbers and returns the
@@ -50,7 +52,9 @@ const softtopk = (() => {
   // selected (or for each rank) and a last one for the rest; the thresholds (one, or k), where
   // neighbouring columns have equal shares; and the gradient (n) in the scores.
   function solve(problem, targets = []) {
-    return problem.sorted ? solveSorted(problem, targets) : solveUnsorted(problem, targets);
+    // No places have no ranks.
+    const ranked = problem.sorted && problem.k > 0;
+    return ranked ? solveSorted(problem, targets) : solveUnsorted(problem, targets);
   }
 
   function solveUnsorted({ scores, mask, k, eps, largest }, targets) {
@@ -135,7 +139,7 @@ const softtopk = (() => {
       let upTo = 0;
       for (let j = 0; j < k; j++) count += isUndecided((upTo += plan[i * columns + j]));
     }
-    return count / k;
+    return count / Math.max(k, 1);
   }
 
   // The eps at which `width` elements are undecided: the search of eps_for in
@@ -150,7 +154,7 @@ const softtopk = (() => {
       .reverse();
     const span = x.length ? x[0] - x[x.length - 1] : 0;
     if (!(span > 0)) return 1;
-    const pivot = problem.k <= x.length ? x[problem.k - 1] : -Infinity;
+    const pivot = problem.k <= x.length ? x[Math.max(problem.k, 1) - 1] : -Infinity;
     let gap = span;
     const consider = (distance) => {
       if (distance > 0) gap = Math.min(gap, distance);
@@ -181,9 +185,10 @@ const softtopk = (() => {
     return 2 ** right;
   }
 
-  // A (n) after so many iterations of Sinkhorn's algorithm in the log domain, as in
-  // functional/_sinkhorn.py with tol=0.
-  function sinkhorn(problem, iterations = 200) {
+  // A (n) after the paper's 200 iterations of Sinkhorn's algorithm in the log domain, as in
+  // functional/_sinkhorn.py with tol=0. Stops after each iteration, so that a page can do
+  // something else in between.
+  function* sinkhornSteps(problem) {
     const { k, eps, largest, mask, sorted } = problem;
     const all = canonical(problem);
     const x = all.filter((value) => value > -Infinity);
@@ -204,7 +209,8 @@ const softtopk = (() => {
     const logMu = -Math.log(m);
     const logQ = new Float64Array(used.length);
     const logP = new Float64Array(m);
-    const balanceRows = () => {
+    for (let step = 0; step < ITERATIONS; step++) {
+      yield;
       for (let i = 0; i < m; i++) {
         let top = -Infinity;
         for (let j = 0; j < used.length; j++) top = Math.max(top, score[j][i] + logQ[j]);
@@ -212,9 +218,6 @@ const softtopk = (() => {
         for (let j = 0; j < used.length; j++) sum += Math.exp(score[j][i] + logQ[j] - top);
         logP[i] = logMu - top - Math.log(sum);
       }
-    };
-    for (let step = 0; step < iterations; step++) {
-      balanceRows();
       for (let j = 0; j < used.length; j++) {
         let top = -Infinity;
         for (let i = 0; i < m; i++) top = Math.max(top, score[j][i] + logP[i]);
@@ -235,5 +238,14 @@ const softtopk = (() => {
     return a;
   }
 
-  return { ready, solve, hardTopk, undecided, epsFor, sinkhorn };
+  // The same in one go.
+  function sinkhorn(problem) {
+    const steps = sinkhornSteps(problem);
+    for (;;) {
+      const { done, value } = steps.next();
+      if (done) return value;
+    }
+  }
+
+  return { load, solve, hardTopk, undecided, epsFor, sinkhorn, sinkhornSteps };
 })();
