@@ -1,18 +1,17 @@
-"""A real Chromium that opens the page from the file system."""
+"""A real Chromium that opens pages from the file system."""
 
 from __future__ import annotations
 
 import os
-import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import chromium
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 MISSING = (
     "the tests of the page need Chromium or Chrome, and none was found. Install one, by "
     "`apt-get install chromium` on Debian, or give its path: SOFTTOPK_CHROMIUM=/path make test-page"
@@ -26,13 +25,9 @@ CLIPBOARD = (
 )
 
 
-def browser_path() -> str | None:
-    return os.environ.get("SOFTTOPK_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
-
-
 def pytest_configure(config: pytest.Config) -> None:
     # Here, not in a test: what a worker of xdist says when it gives up is not shown.
-    if config.option.markexpr == "page" and browser_path() is None:
+    if config.option.markexpr == "page" and chromium.path() is None:
         raise pytest.UsageError(MISSING)
 
 
@@ -44,7 +39,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
-    path = browser_path()
+    path = chromium.path()
     if path is None:
         pytest.fail(MISSING, pytrace=False)
     with sync_playwright() as playwright:
