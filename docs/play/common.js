@@ -100,7 +100,8 @@ document.querySelectorAll('input[name="by"]').forEach((radio) =>
   }),
 );
 
-// Theme: that of the system, until the button says another. Calls `after` at once and at each change.
+// Theme: that of the system, until the button says another; in a frame of the site, that of the site.
+// Calls `after` at once and at each change.
 function followTheme(after = () => {}) {
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const use = (name) => {
@@ -109,11 +110,19 @@ function followTheme(after = () => {}) {
     $("theme").setAttribute("aria-label", name === "dark" ? "Light colours" : "Dark colours");
     after();
   };
-  dark.addEventListener("change", () => use(dark.matches ? "dark" : "light"));
+  const followSystem = () => use(dark.matches ? "dark" : "light");
+  dark.addEventListener("change", followSystem);
   $("theme").addEventListener("click", () =>
     use(document.documentElement.dataset.theme === "dark" ? "light" : "dark"),
   );
-  use(dark.matches ? "dark" : "light");
+  followSystem();
+  if (window.parent === window) return;
+  window.addEventListener("message", ({ source, data }) => {
+    if (source !== window.parent || !["dark", "light"].includes(data?.theme)) return;
+    dark.removeEventListener("change", followSystem);
+    use(data.theme);
+  });
+  window.parent.postMessage("theme?", "*"); // docs/assets/theme.js answers
 }
 
 // The picture stays in sight on a narrow screen, if the settings have room beside it.
