@@ -6,7 +6,6 @@ import logging
 import os
 import posixpath
 import re
-import unicodedata
 from collections.abc import Iterator
 from html import unescape
 from html.parser import HTMLParser
@@ -28,6 +27,14 @@ ABOVE_TABLES = (
     "[All tables](README.md) says by which command, and which page discusses it."
 )
 PAGE_OF_COMMANDS = "api/command_line.md"
+COMMANDS = "**Commands**"  # where its text begins
+
+
+def on_config(config: Any) -> Any:
+    """Without mike, which publishes versions, there is no list of them to ask for."""
+    if "MIKE_DOCS_VERSION" not in os.environ:
+        config.extra.pop("version")
+    return config
 
 
 def on_pre_build(config: Any) -> None:
@@ -102,7 +109,13 @@ def _commands() -> str:
     from softtopk.cli._app import make_app
 
     text = make_app().generate_docs(heading_level=2, usage_name="softtopk")
-    return text[text.index("**Commands**") :]  # after the title and a table of contents
+    start = text.find(COMMANDS)  # after the title and a table of contents
+    if start < 0:
+        raise PluginError(
+            f"the help that cyclopts writes has no {COMMANDS}, from which on {PAGE_OF_COMMANDS} "
+            "shows it: look at what make_app().generate_docs() returns, and change COMMANDS"
+        )
+    return text[start:]
 
 
 def on_page_content(html: str, page: Any, **_: Any) -> str:
@@ -144,11 +157,10 @@ def _is_wide(picture: Path) -> bool:
 def mathml(tex: str, display: str) -> str:
     r"""Presentation MathML, with what browsers need and the converter leaves out."""
     # It knows these under other names only.
-    tex = re.sub(r"\\(begin|end)\{aligned\}", r"\\\1{align*}", tex)
-    tex = re.sub(r"\\(?:operatorname\*\{arg\\,|arg\s*\\)(min|max)\}?", r"\\arg\1", tex)
+    tex = re.sub(r"\\arg\s*\\(min|max)", r"\\arg\1", tex)
     tex = re.sub(r"(?<!\\)\\\s", r"\\; ", tex).replace(r"\!", "")  # spaces
     tex = re.sub(r"\\l([vV])ert(.*?)\\r\1ert(?![a-zA-Z])", _norm, tex)
-    html = convert(tex.replace(r"\operatorname*", r"\operatorname"), display=display)
+    html = convert(tex, display=display)
     if display == "block":  # limits stand below their operator
         html = re.sub(
             r"<msub>(<mo[^>]*>(?:min|max|lim|arg&#x02009;m..|sup|inf)</mo>)(.*?)</msub>",
@@ -162,24 +174,12 @@ def mathml(tex: str, display: str) -> str:
     html = re.sub(r"(</m(?:i|n|sub|sup)>)(?=<mi>(?:log|exp)</mi>)", rf"\1{THIN}", html)
     # Few fonts have a line that stretches over what is below it: extra.css draws it.
     over = r"<mover>(<mrow>(?:(?!<mover>).)*</mrow>)<mo[^>]*>&#x02015;</mo></mover>"
-    html = re.sub(over, r'<mrow class="over">\1</mrow>', html)
-    # Browsers know no variants but the characters themselves.
-    return re.sub(r' mathvariant="bold(?:-italic)?">(&#x\w+;|[^<])<', _bold, html)
+    return re.sub(over, r'<mrow class="over">\1</mrow>', html)
 
 
 def _norm(match: re.Match[str]) -> str:
     bar = "|" if match[1] == "v" else r"\|"
     return rf"\left{bar}{match[2]}\right{bar}"
-
-
-def _bold(match: re.Match[str]) -> str:
-    letter = unescape(match[1])
-    name = unicodedata.name(letter).replace("LETTER ", "").removeprefix("LATIN ")
-    try:
-        letter = unicodedata.lookup(f"MATHEMATICAL BOLD {name.removeprefix('GREEK ')}")
-    except KeyError:
-        letter = match[1]
-    return f' mathvariant="normal">{letter}<'
 
 
 class _Loaded(HTMLParser):
@@ -198,7 +198,12 @@ class _Loaded(HTMLParser):
 
 
 def on_post_build(config: Any) -> None:
-    """Fail if a page or a style would load something from the network."""
+    """Fail if a page or a style names something to load from the network.
+
+    Scripts are not read. That of the theme can load a polyfill, for browsers that are older than
+    MathML in them, and Mermaid, for diagrams, of which we have none. It would also ask GitHub
+    about the repository, but for our source.html. tests/page/test_site.py sees what is loaded.
+    """
     found = []
     for path in Path(config.site_dir).rglob("*.*"):
         if path.suffix == ".html":
