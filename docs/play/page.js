@@ -114,6 +114,7 @@ function presetOf(shown) {
 
 // What the temperature does to scores that are not those of a preset.
 function diagnosis() {
+  if (!view.result.converged) return "The solver did not converge here, and the numbers are not exact. Please report these scores.";
   const { undecided, misplaced, places, taking } = sharpness();
   if (taking === 0) return "No element takes part: put one back in.";
   if (places === 0) return "No element is selected: raise k.";

@@ -41,8 +41,10 @@ const softtopk = (() => {
     }
   }
 
+  // The statuses of kernels.hpp. Scores are finite here, so that the one for infinite ones is a fault.
   const check = (status) => {
     if (status === 1) throw new Error("there is not enough memory for so many scores");
+    if (status !== 0) throw new Error(`the solver returned the status ${status}`);
   };
 
   // problem: { scores, mask (true takes part), k, eps, largest, sorted }
@@ -50,7 +52,8 @@ const softtopk = (() => {
   //
   // Returns a (n); plan (n x columns), which is the paper's plan times n, with a column for what is
   // selected (or for each rank) and a last one for the rest; the thresholds (one, or k), where
-  // neighbouring columns have equal shares; and the gradient (n) in the scores.
+  // neighbouring columns have equal shares; the gradient (n) in the scores; and converged, whether
+  // the thresholds are as exact as they can be.
   function solve(problem, targets = []) {
     // No places have no ranks.
     const ranked = problem.sorted && problem.k > 0;
@@ -79,7 +82,8 @@ const softtopk = (() => {
         plan[2 * i + 1] = mask[i] ? 1 - share : 0;
       });
       const threshold = (pivot + offset * tau) * (largest ? 1 : -1);
-      return { a: selected, plan, columns: 2, thresholds: [threshold], gradient: out() };
+      const thresholds = [threshold];
+      return { a: selected, plan, columns: 2, thresholds, gradient: out(), converged: true };
     });
   }
 
@@ -93,8 +97,9 @@ const softtopk = (() => {
       const [pivotAt, pivot] = space(k + 1);
       const [offsetAt, offset] = space(k);
       const [outAt, out] = space(n);
-      const converged = space(1)[0];
-      check(core.ranking(n, x, taking, largest, k, tau, ranksAt, pivotAt, offsetAt, converged));
+      const endedAt = write([0], Uint8Array);
+      check(core.ranking(n, x, taking, largest, k, tau, ranksAt, pivotAt, offsetAt, endedAt));
+      const converged = new Uint8Array(core.memory.buffer, endedAt, 1)[0] === 1;
       const cotangent = new Float64Array(n * k);
       targets.forEach((i) => cotangent.fill(1, i * k, (i + 1) * k));
       const grad = write(cotangent);
@@ -110,7 +115,7 @@ const softtopk = (() => {
       const pivots = pivot();
       const sign = largest ? 1 : -1;
       const thresholds = Array.from(offset(), (o, j) => (pivots[j] + o * tau) * sign);
-      return { a, plan, columns, thresholds, gradient: out() };
+      return { a, plan, columns, thresholds, gradient: out(), converged };
     });
   }
 
@@ -185,7 +190,7 @@ const softtopk = (() => {
     return 2 ** right;
   }
 
-  // A (n) after the paper's 200 iterations of Sinkhorn's algorithm in the log domain, as in
+  // A (n) after 200 iterations, as many as the paper's, of Sinkhorn's algorithm in the log domain, as in
   // functional/_sinkhorn.py with tol=0. Stops after each iteration, so that a page can do
   // something else in between.
   function* sinkhornSteps(problem) {

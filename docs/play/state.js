@@ -77,8 +77,8 @@ function settle(state) {
 // The largest k.
 const mostPlaces = ({ scores, sorted }) => (sorted ? Math.min(scores.length, MOST_RANKS) : scores.length);
 
-// The state as a part of a link, and back. A link without scores is none of these, and leads to the
-// preset that the page opens with; so does one that is wrong, and the problem is said.
+// The state as a part of a link, and back. A link may name a preset instead. Without scores or a preset
+// it leads to the preset that the page opens with; so does one that is wrong, and the problem is said.
 function toLink(state) {
   const places = (chosen) => state.scores.flatMap((_, i) => (chosen(i) ? [i] : [])).join(",");
   const parts = {
@@ -98,8 +98,9 @@ function toLink(state) {
 function fromLink(link) {
   const said = new URLSearchParams(link.replace(/^#/, "").replaceAll("+", "%2B"));
   const state = presetState("right");
-  if (!said.has("x")) return { state, problem: "" };
   try {
+    if (said.has("preset")) return { state: presetState(presetNamed(said.get("preset"))), problem: "" };
+    if (!said.has("x")) return { state, problem: "" };
     state.scores = parseScores(said.get("x"));
     const n = state.scores.length;
     const places = (name) => (said.get(name) ?? "").split(",").filter(Boolean).map(Number);
@@ -117,6 +118,13 @@ function fromLink(link) {
   } catch (error) {
     return { state: presetState("right"), problem: `The link was not understood: ${error.message}.` };
   }
+}
+
+function presetNamed(name) {
+  if (!Object.hasOwn(PRESETS, name)) {
+    throw new Error(`there is no preset ${quoted(name)}, but ${Object.keys(PRESETS).join(", ")}`);
+  }
+  return name;
 }
 
 function numberOf(said, name, least, most, otherwise) {

@@ -422,6 +422,27 @@ def test_a_link_carries_the_state(play):
     assert other.locator("#code").text_content() == page.locator("#code").text_content()
 
 
+@pytest.mark.parametrize("name", ["cold", "right", "hot"])
+def test_a_link_may_name_a_preset(play, name):
+    page = play(f"#preset={name}")
+    assert page.locator("[aria-pressed=true]").get_attribute("data-preset") == name
+    assert page.locator("#notice").text_content() == ""
+    check_numbers(page)
+
+
+def test_what_the_solver_reports_is_said(play):
+    page = play("#x=1,2,3,4&k=2&eps=1&sorted=1")
+    assert page.evaluate("view.result.converged") is True
+    page.evaluate(
+        """() => {
+            const { solve } = softtopk;
+            softtopk.solve = (...given) => ({ ...solve(...given), converged: false });
+            changed();
+        }"""
+    )
+    page.wait_for_function("document.getElementById('story').textContent.includes('not converge')")
+
+
 def test_a_bad_link_says_so(play):
     page = play()
     script = "<img src=x onerror=window.hacked=1>"
@@ -439,6 +460,8 @@ def test_a_bad_link_says_so(play):
         f"x={script}",
         f"x=1,2&k={script}{'x' * 999}",
         "x=" + "1," * 6000,
+        "preset=mild",
+        "preset=__proto__",
     ):
         follow(page, link)
         said = page.locator("#notice").text_content()
