@@ -45,7 +45,7 @@ test: $(NATIVE)  ## Run the tests and the doctests, about 5 minutes (JOBS=2 proc
 test-all: $(NATIVE)  ## Run also what only a release needs: the oracles' own tests, more examples.
 	@$(PYTEST) -m "" --hypothesis-profile release
 
-test-page: $(NATIVE)  ## Test the page to play with in a real browser: Chromium or Chrome.
+test-page: $(NATIVE)  ## Test the pages to play with and the site in a real browser: Chromium or Chrome.
 	@$(PYTEST) -m page tests/page
 
 check: lint test  ## Everything a change has to pass: lint, then test.

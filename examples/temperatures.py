@@ -23,7 +23,7 @@ for eps in TEMPERATURES:
     scores = torch.tensor(SCORES, requires_grad=True)
     selected = soft_topk(scores, K, eps=eps)
     (gradient,) = torch.autograd.grad(selected[THIRD], scores)
-    columns += [selected.detach(), gradient + 0.0]
+    columns += [selected.detach(), gradient.round(decimals=4) + 0.0]  # + 0.0: no -0
 print("        " + "".join(f"      eps={eps:<8g}" for eps in TEMPERATURES))
 print("  score" + "        A  gradient" * len(TEMPERATURES))
 for score, *row in zip(SCORES, *columns, strict=True):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -40,6 +41,16 @@ With other trainers, without a run here: [accelerate](../../examples/knn_acceler
 """
 
 
+#: Of the recipes without a picture, the lines of the output that stand for one.
+NUMBERS = {
+    "expert_routing": slice(3, 5),
+    "weight_pruning": slice(1, 3),
+    "retrieval_loss": slice(2, 4),
+    "sparse_attention": slice(2, 4),
+    "beam_search": slice(1, 4),
+}
+
+
 class Run(NamedTuple):
     """What a recipe printed, and which code did."""
 
@@ -64,6 +75,7 @@ def text(name: str) -> Text:
     docstring = ast.get_docstring(ast.parse((EXAMPLES / f"{name}.py").read_text())) or ""
     heading, about, found = docstring.split("\n\n")
     title, question = heading.split(": ", 1)
+    question = question[0].upper() + question[1:]
     return Text(title, question, about, found.removeprefix("Found: "))
 
 
@@ -98,14 +110,31 @@ def run(name: str) -> Run:
     return Run(done.stdout, digest(name), library())
 
 
+def card(name: str, done: Run) -> str:
+    """A recipe in the gallery: its picture or numbers, and its question, as a link."""
+    title, question, _, _ = text(name)
+    if (HERE / f"{name}.png").exists():
+        shown = f'<img src="{name}.png" alt="" loading="lazy" width="200">'
+    else:
+        lines = done.output.splitlines()[NUMBERS[name]]
+        means = (re.sub(r" +(±[\d.]+ *)?", " ", line).strip() for line in lines)
+        shown = "<br>".join(f"<code>{line}</code>" for line in means)
+    anchor = title.lower().replace(" ", "-")
+    return f'<li><a href="#{anchor}">{shown}<br><b>{title}</b></a><br>{question}</li>\n'
+
+
+def gallery(runs: dict[str, Run]) -> str:
+    cards = "".join(card(name, runs[name]) for name in NAMES)
+    return f'<ul class="gallery">\n{cards}</ul>\n\n'
+
+
 def section(name: str, done: Run) -> str:
     """A recipe on the page."""
     source = (EXAMPLES / f"{name}.py").read_text()
     title, question, about, found = text(name)
     picture = f"![{title}]({name}.png)\n\n" if (HERE / f"{name}.png").exists() else ""
     return (
-        f"## {title}\n\n**{question[0].upper()}{question[1:]}** {about}\n\n"
-        f"**Found:** {found}\n\n{picture}"
+        f"## {title}\n\n**{question}** {about}\n\n**Found:** {found}\n\n{picture}"
         f"`python examples/{name}.py` prints\n\n```\n{done.output.rstrip()}\n```\n\n"
         f'<details markdown="1"><summary>The whole script</summary>\n\n'
         f"[examples/{name}.py](../../examples/{name}.py)\n\n```python\n{source}```\n\n</details>\n\n"
@@ -117,7 +146,8 @@ def read_runs() -> dict[str, Run]:
 
 
 def page(runs: dict[str, Run]) -> str:
-    return HEAD + "".join(section(name, runs[name]) for name in NAMES).rstrip() + "\n"
+    sections = "".join(section(name, runs[name]) for name in NAMES)
+    return f"{HEAD}{gallery(runs)}{sections.rstrip()}\n"
 
 
 def main() -> None:
