@@ -774,6 +774,7 @@ def test_a_frame_is_drawn_in_time(play, n, limit, by):
     [
         ("#x=1,2,3,4&k=2&eps=0.001", "raise"),
         ("#x=1,2,3,4,5,6,7,8,9&k=2&eps=1000", "lower"),
+        ("#x=" + ",".join(map(str, range(90))) + "&k=4&eps=1e5", "lower"),
         ("#x=1,2,3&k=3&eps=1", "nothing to decide"),
         ("#x=1,2,3&k=0&eps=1", "raise k"),
         ("#x=1,2,3&k=2&eps=1&out=0,1,2", "put one back in"),
