@@ -308,14 +308,22 @@ $("scores").addEventListener("input", () => {
   try {
     const scores = parseScores($("scores").value);
     // While they are typed anew there are few for a moment: what had to be less for those comes back.
-    const { k, width, mask, targets } = typedFrom;
-    Object.assign(state, { scores, k, width, mask, targets });
+    const { k, width } = typedFrom;
+    Object.assign(state, { scores, k, width, ...marksFor(scores) });
     complain($("scores"), "");
     changed();
   } catch (error) {
     complain($("scores"), `${error.message}.`);
   }
 });
+// The marks of typed scores: those before, but of a list of another length only as far as it is the same.
+function marksFor(scores) {
+  const { scores: before, mask, targets } = typedFrom;
+  const other = scores.length === before.length ? -1 : scores.findIndex((x, i) => x !== before[i]);
+  const same = other < 0 ? scores.length : other;
+  return { mask: mask.slice(0, same), targets: new Set([...targets].filter((i) => i < same)) };
+}
+
 // What is wrong stays to be mended, and what was changed in the meantime stays changed.
 $("scores").addEventListener("focus", () => {
   if (typedFrom) typedFrom = { ...state };

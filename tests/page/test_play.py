@@ -387,7 +387,24 @@ def test_scores_that_are_typed_anew_keep_the_settings(play):
     assert page.evaluate("[state.k, state.width, state.targets.size]") == [1, 1, 0]
     page.locator("#scores").fill("7 6 5 4 3 2 1")
     settle(page)
+    assert page.evaluate("[state.k, state.width]") == [4, 5]
+    page.locator("#scores").fill("7 6 5 4 3 2")
+    settle(page)
     assert page.evaluate("[state.k, state.width, [...state.targets]]") == [4, 5, [4]]
+    assert page.evaluate("state.mask") == [True] * 5 + [False]
+    check_numbers(page)
+
+
+def test_marks_do_not_pass_to_scores_of_another_length(play):
+    page = play("#x=3,1,2,5,4,1.5&k=2&eps=1&out=5&targets=1")
+    for text in ("7 6 5 4 3 2 1", "3 8", "9"):
+        page.locator("#scores").fill(text)
+        settle(page)
+        assert page.evaluate("[state.targets.size, state.mask.includes(false)]") == [0, False]
+    # One more at the end of the same ones is no other list.
+    page.locator("#scores").fill("3 1 2 5 4 1.5 9")
+    settle(page)
+    assert page.evaluate("[...state.targets]") == [1]
     assert page.evaluate("state.mask") == [True] * 5 + [False, True]
     check_numbers(page)
 
