@@ -43,10 +43,22 @@ function presetState(name) {
 // A word of somebody else's text, in a message.
 const quoted = (word) => `“${word.length > 20 ? `${word.slice(0, 20)}…` : word}”`;
 
+// What Python prints around numbers: tensor([...], dtype=torch.float64, grad_fn=<AddBackward0>), array([...]),
+// np.float64(...).
+const AROUND =
+  /Parameter containing:|\b((torch|np|numpy)\.)?(tensor|array|float\d+)\(|,\s*(dtype|device|size|grad_fn|requires_grad)=(<[^,]*>|'[^']*'|\([^)]*\)|[\w.]+)/gi;
+const wordsOf = (text) => text.split(/[\s,;[\]()]+/).filter((word) => word !== "");
+
 // The numbers of a text, or an error that says which word is none.
 function parseScores(text) {
   // A minus sign, such as that of the labels of this page, is one too.
-  const words = text.replaceAll("−", "-").split(/[\s,;[\]()]+/).filter((word) => word !== "");
+  const bare = text.replaceAll("−", "-").replace(AROUND, " ");
+  const words = wordsOf(bare);
+  // A column is as good as a row.
+  const rows = (bare.match(/[[(][^[\]()]*[\])]/g) ?? []).map(wordsOf);
+  if (rows.length > 1 && rows.some((row) => row.length > 1)) {
+    throw new Error(`these are ${rows.length} rows, and this page takes one row of scores`);
+  }
   const scores = words.map((word) => {
     const value = /^[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?$/i.test(word) ? Number(word) : NaN;
     if (!(Math.abs(value) <= LARGEST_SCORE)) {

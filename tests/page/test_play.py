@@ -352,6 +352,9 @@ def test_scores_are_pasted(play):
         "<b>1</b> 2",
         "w" * 99,
         "0 " * 6000,
+        "[[1, 2, 3],\n [4, 5, 6]]",
+        "(1, 2), (3, 4)",
+        "tensor([1, 2], size=3) 4=5",
     )
     for text in wrong:
         page.locator("#scores").fill(text)
@@ -359,6 +362,28 @@ def test_scores_are_pasted(play):
     page.locator("#scores").fill("5 −6")
     assert page.locator("#scores-error").text_content() == ""
     assert check_numbers(page)[0]["score"].tolist() == [5, -6]
+
+
+def test_scores_are_pasted_as_python_prints_them(play):
+    page = play()
+    scores = torch.tensor([0.5, -1.25, 2e-7], dtype=torch.float64, requires_grad=True)
+    options = ", dtype=torch.float32, device='cuda:0', grad_fn=<SoftTopKBackward>)"
+    for text in (
+        repr(scores),
+        repr(scores * 1),
+        repr(scores[:, None]),
+        repr(scores[None]),
+        repr(torch.nn.Parameter(scores)),
+        repr(scores.detach().numpy()),
+        str(scores.detach().numpy()),
+        "torch.tensor([0.5, -1.25, 2e-7]" + options,
+        "[np.float64(0.5), np.float64(-1.25), np.float64(2e-07)]",
+        "Array([ 0.5 , -1.25,  2e-7], dtype=float32)",
+    ):
+        page.locator("#scores").fill(text)
+        assert page.locator("#scores-error").text_content() == "", text
+        assert page.evaluate("state.scores") == scores.tolist(), text
+        page.locator("#scores").fill("1")
 
 
 @pytest.mark.parametrize("how", ["preset", "random", "key", "link"])
