@@ -32,6 +32,7 @@ function showFields(most, n) {
       if (document.activeElement !== $(id) || $(id).type === "range") $(id).value = state[name];
     }
   }
+  if (refused && (refused.now !== state[refused.name] || refused.max !== refused.field.max)) endRefused();
   $("eps").value = Math.log10(state.eps);
   $("eps").setAttribute("aria-valuetext", short(state.eps));
   if (document.activeElement !== $("eps-number")) $("eps-number").value = epsText();
@@ -65,6 +66,14 @@ function problemOfNumber(field, name) {
   return `${name} has to be a ${whole ? "whole " : ""}number from ${min} to ${max}.`;
 }
 
+// A wrong number that is gone, of which is told until the next edit: { name, field, now, max }.
+let refused = null;
+function endRefused() {
+  if (refused) complain(refused.field, "");
+  refused = null;
+}
+document.addEventListener("input", endRefused, true);
+
 // The number field of k, eps or the width: a wrong number changes nothing, and is gone when the
 // field is left.
 function changeNumber(name, how) {
@@ -75,7 +84,13 @@ function changeNumber(name, how) {
     if (problem === "") how(Number(field.value));
   });
   field.addEventListener("blur", () => {
-    complain(field, "");
+    if (field.getAttribute("aria-invalid") === "true") {
+      const given = field.value === "" ? "" : `${field.value} was not taken: `;
+      const now = name === "eps" ? epsText() : state[name];
+      complain(field, `${given}${problemOfNumber(field, name)} It is still ${now}.`);
+      field.setAttribute("aria-invalid", "false"); // as what is in it from now on is right
+      refused = { name, field, now: state[name], max: field.max };
+    }
     changed();
   });
 }

@@ -285,8 +285,24 @@ def test_a_wrong_number_is_told_and_changes_nothing(play, field, values, said):
     page.locator("#table summary").focus()
     settle(page)
     assert page.locator(f"#{field}-number").get_attribute("aria-invalid") == "false"
-    assert page.locator(f"#{field}-number").input_value() != ""
+    now = page.locator(f"#{field}-number").input_value()
+    assert now != ""
+    # Until the next edit, it is still told.
+    given = f"{values[-1]} was not taken: " if values[-1] else ""
+    assert f"{given}{said} It is still {now}." in page.locator(".error").all_text_contents()
+    assert serious_violations(page) == []
+    page.locator("#sorted").check()
     assert "".join(page.locator(".error").all_text_contents()) == ""
+
+
+def test_what_is_told_of_a_wrong_number_is_true(play):
+    page = play()
+    page.locator("#k-number").fill("13")
+    page.locator("#table summary").focus()
+    settle(page)
+    assert "still 4" in page.locator("#k-error").text_content()
+    follow(page, "#x=" + "1," * 20 + "&k=4&eps=1")
+    assert page.locator("#k-error").text_content() == ""
 
 
 def middle_of_bar(page, i):
