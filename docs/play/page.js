@@ -118,7 +118,10 @@ function diagnosis() {
   const { undecided, misplaced, places, taking } = sharpness();
   if (taking === 0) return "No element takes part: put one back in.";
   if (places === 0) return "No element is selected: raise k.";
-  if (places === taking) return "All elements that take part are selected: there is nothing to decide.";
+  if (places === taking) {
+    const rest = !state.sorted ? "there is nothing to decide" : `their ranks are ${undecided > 0 ? "still undecided" : "decided"}`;
+    return `All elements that take part are selected: ${rest}.`;
+  }
   // First, as with many elements k / n, which all have where it is too hot, is not undecided.
   if (misplaced > places / 2) return "Most places are misplaced: lower the width or eps, unless all is still to be learned.";
   if (undecided === 0) return "Nothing is undecided, so there is next to no gradient: raise the width or eps.";

@@ -834,6 +834,8 @@ def test_a_frame_is_drawn_in_time(play, n, limit, by):
         ("#x=1,2,3,4,5,6,7,8,9&k=2&eps=1000", "lower"),
         ("#x=" + ",".join(map(str, range(90))) + "&k=4&eps=1e5", "lower"),
         ("#x=1,2,3&k=3&eps=1", "nothing to decide"),
+        ("#x=1,2,3&k=3&eps=1&sorted=1", "ranks are still undecided"),
+        ("#x=1,2,3&k=3&eps=0.001&sorted=1", "ranks are decided"),
         ("#x=1,2,3&k=0&eps=1", "raise k"),
         ("#x=1,2,3&k=2&eps=1&out=0,1,2", "put one back in"),
         ("#x=1,2,3,4&k=2&eps=1", "get the gradient"),
