@@ -89,8 +89,9 @@ function settle(state) {
 // The largest k.
 const mostPlaces = ({ scores, sorted }) => (sorted ? Math.min(scores.length, MOST_RANKS) : scores.length);
 
-// The state as a part of a link, and back. A link may name a preset instead. Without scores or a preset
-// it leads to the preset that the page opens with; so does one that is wrong, and the problem is said.
+// The state as a part of a link, and back. A link may name a preset instead, or a part of the page. That
+// leads to the preset that the page opens with; so does one that is wrong, and the problem is said.
+const PARTS = ["x", "k", "eps", "width", "largest", "sorted", "ordered", "out", "targets"];
 function toLink(state) {
   const places = (chosen) => state.scores.flatMap((_, i) => (chosen(i) ? [i] : [])).join(",");
   const parts = {
@@ -111,8 +112,9 @@ function fromLink(link) {
   const said = new URLSearchParams(link.replace(/^#/, "").replaceAll("+", "%2B"));
   const state = presetState("right");
   try {
+    if (!link.includes("=")) return { state, problem: "" };
+    for (const name of said.keys()) checkPart(name, said);
     if (said.has("preset")) return { state: presetState(presetNamed(said.get("preset"))), problem: "" };
-    if (!said.has("x")) return { state, problem: "" };
     state.scores = parseScores(said.get("x"));
     const n = state.scores.length;
     const places = (name) => (said.get(name) ?? "").split(",").filter(Boolean).map(Number);
@@ -130,6 +132,13 @@ function fromLink(link) {
   } catch (error) {
     return { state: presetState("right"), problem: `The link was not understood: ${error.message}.` };
   }
+}
+
+function checkPart(name, said) {
+  if (name === "preset") return;
+  if (!PARTS.includes(name)) throw new Error(`${quoted(name)} is none of ${PARTS.join(", ")}`);
+  if (said.has("preset")) throw new Error(`${name} does not go with a preset`);
+  if (!said.has("x")) throw new Error(`${name} needs scores beside it, such as x=1,2,3`);
 }
 
 function presetNamed(name) {
