@@ -24,18 +24,24 @@ async function copy(text, what) {
   $("copied").textContent = said;
 }
 
-// Show k, eps and width of the state; k is at most `most`, the width at most n.
-function showFields(most, n) {
+let texts = {}; // what the number fields show, or will when they are left
+
+// Show k, eps and width of the state; k is at most `most`, the width at most n. Of an eps the width is how
+// many are `undecided`; in the state, from where it may become what is asked for, a whole number from 1.
+function showFields(most, n, undecided) {
+  if (state.by === "eps") state.width = Math.max(Math.round(undecided), 1);
+  const width = state.by === "eps" ? Number(undecided.toPrecision(3)) : state.width;
+  texts = { k: state.k, eps: epsText(), width };
   for (const [name, limit] of [["k", most], ["width", n]]) {
-    for (const id of [name, `${name}-number`]) {
-      $(id).max = limit;
-      if (document.activeElement !== $(id) || $(id).type === "range") $(id).value = state[name];
-    }
+    $(name).max = $(`${name}-number`).max = limit;
+    $(name).value = state[name];
+  }
+  for (const [name, text] of Object.entries(texts)) {
+    if (document.activeElement !== $(`${name}-number`)) $(`${name}-number`).value = text;
   }
   if (refused && (refused.now !== state[refused.name] || refused.max !== refused.field.max)) endRefused();
   $("eps").value = Math.log10(state.eps);
   $("eps").setAttribute("aria-valuetext", short(state.eps));
-  if (document.activeElement !== $("eps-number")) $("eps-number").value = epsText();
   document.querySelector(`input[name="by"][value="${state.by}"]`).checked = true;
 }
 
@@ -86,8 +92,7 @@ function changeNumber(name, how) {
   field.addEventListener("blur", () => {
     if (field.getAttribute("aria-invalid") === "true") {
       const given = field.value === "" ? "" : `${field.value} was not taken: `;
-      const now = name === "eps" ? epsText() : state[name];
-      complain(field, `${given}${problemOfNumber(field, name)} It is still ${now}.`);
+      complain(field, `${given}${problemOfNumber(field, name)} It is still ${texts[name]}.`);
       field.setAttribute("aria-invalid", "false"); // as what is in it from now on is right
       refused = { name, field, now: state[name], max: field.max };
     }

@@ -80,7 +80,7 @@ function iterate(steps) {
 }
 
 function showControls() {
-  showFields(mostPlaces(state), state.scores.length);
+  showFields(mostPlaces(state), state.scores.length, softtopk.undecided(view.problem, view.result));
   $("sorted").checked = state.sorted;
   $("ordered").checked = state.ordered;
   document.querySelector(`input[name="largest"][value="${state.largest ? 1 : 0}"]`).checked = true;

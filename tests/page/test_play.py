@@ -265,6 +265,26 @@ def test_sliders_and_fields(play):
     assert "sorted_soft_topk(scores, 2, eps=0.25, largest=False)" in code.text_content()
 
 
+def test_the_width_of_an_eps_is_how_many_are_undecided(play):
+    page = play()
+    for name in ("cold", "hot", "right"):
+        page.locator(f"[data-preset={name}]").click()
+        settle(page)
+        undecided = number(page, "undecided")
+        assert float(page.locator("#width-number").input_value()) == undecided, name
+    page.locator("input[name=by][value=width]").check()
+    settle(page)
+    assert f"width={undecided:.0f})" in page.locator("#code").text_content()
+    assert number(page, "undecided") == undecided
+    page.locator("[data-preset=right]").click()
+    page.locator("#sorted").check()
+    page.locator("#k").fill("12")
+    settle(page)
+    assert number(page, "undecided") == 2.75
+    assert page.locator("#width-number").input_value() == "2.75"
+    check_numbers(page)
+
+
 @pytest.mark.parametrize(
     ("field", "values", "said"),
     [
