@@ -120,8 +120,18 @@ document.querySelectorAll('input[name="by"]').forEach((radio) =>
   }),
 );
 
-// Theme: that of the system, until the button says another; in a frame of the site, that of the site.
-// Calls `after` at once and at each change.
+// The theme that the site around this page had last, or none. The site keeps it under its own path.
+function themeOfSite() {
+  try {
+    const { color } = JSON.parse(localStorage.getItem(`${new URL("..", location).pathname}.__palette`));
+    return color.scheme === "slate" ? "dark" : "light";
+  } catch {
+    return null; // there is no such thing, or the browser does not allow to look
+  }
+}
+
+// Theme: that of the site, or else of the system, until the button says another; in a frame of the site,
+// that of the site at any time. Calls `after` at once and at each change.
 function followTheme(after = () => {}) {
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const use = (name) => {
@@ -131,11 +141,13 @@ function followTheme(after = () => {}) {
     after();
   };
   const followSystem = () => use(dark.matches ? "dark" : "light");
-  dark.addEventListener("change", followSystem);
+  const stored = themeOfSite();
+  if (!stored) dark.addEventListener("change", followSystem);
   $("theme").addEventListener("click", () =>
     use(document.documentElement.dataset.theme === "dark" ? "light" : "dark"),
   );
-  followSystem();
+  if (stored) use(stored);
+  else followSystem();
   if (window.parent === window) return;
   window.addEventListener("message", ({ source, data }) => {
     if (source !== window.parent || !["dark", "light"].includes(data?.theme)) return;
