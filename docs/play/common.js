@@ -24,17 +24,24 @@ async function copy(text, what) {
   $("copied").textContent = said;
 }
 
-// Show k, eps and width of the state; k is at most `most`, the width at most n.
-function showFields(most, n) {
+let texts = {}; // what the number fields show, or will when they are left
+
+// Show k, eps and width of the state; k is at most `most`, the width at most n. Of an eps the width is how
+// many are `undecided`; in the state, from where it may become what is asked for, a whole number from 1.
+function showFields(most, n, undecided) {
+  if (state.by === "eps") state.width = Math.max(Math.round(undecided), 1);
+  const width = state.by === "eps" ? Number(undecided.toPrecision(3)) : state.width;
+  texts = { k: state.k, eps: epsText(), width };
   for (const [name, limit] of [["k", most], ["width", n]]) {
-    for (const id of [name, `${name}-number`]) {
-      $(id).max = limit;
-      if (document.activeElement !== $(id) || $(id).type === "range") $(id).value = state[name];
-    }
+    $(name).max = $(`${name}-number`).max = limit;
+    $(name).value = state[name];
   }
+  for (const [name, text] of Object.entries(texts)) {
+    if (document.activeElement !== $(`${name}-number`)) $(`${name}-number`).value = text;
+  }
+  if (refused && (refused.now !== state[refused.name] || refused.max !== refused.field.max)) endRefused();
   $("eps").value = Math.log10(state.eps);
   $("eps").setAttribute("aria-valuetext", short(state.eps));
-  if (document.activeElement !== $("eps-number")) $("eps-number").value = epsText();
   document.querySelector(`input[name="by"][value="${state.by}"]`).checked = true;
 }
 
@@ -65,6 +72,14 @@ function problemOfNumber(field, name) {
   return `${name} has to be a ${whole ? "whole " : ""}number from ${min} to ${max}.`;
 }
 
+// A wrong number that is gone, of which is told until the next edit: { name, field, now, max }.
+let refused = null;
+function endRefused() {
+  if (refused) complain(refused.field, "");
+  refused = null;
+}
+document.addEventListener("input", endRefused, true);
+
 // The number field of k, eps or the width: a wrong number changes nothing, and is gone when the
 // field is left.
 function changeNumber(name, how) {
@@ -75,7 +90,12 @@ function changeNumber(name, how) {
     if (problem === "") how(Number(field.value));
   });
   field.addEventListener("blur", () => {
-    complain(field, "");
+    if (field.getAttribute("aria-invalid") === "true") {
+      const given = field.value === "" ? "" : `${field.value} was not taken: `;
+      complain(field, `${given}${problemOfNumber(field, name)} It is still ${texts[name]}.`);
+      field.setAttribute("aria-invalid", "false"); // as what is in it from now on is right
+      refused = { name, field, now: state[name], max: field.max };
+    }
     changed();
   });
 }
@@ -100,8 +120,18 @@ document.querySelectorAll('input[name="by"]').forEach((radio) =>
   }),
 );
 
-// Theme: that of the system, until the button says another; in a frame of the site, that of the site.
-// Calls `after` at once and at each change.
+// The theme that the site around this page had last, or none. The site keeps it under its own path.
+function themeOfSite() {
+  try {
+    const { color } = JSON.parse(localStorage.getItem(`${new URL("..", location).pathname}.__palette`));
+    return color.scheme === "slate" ? "dark" : "light";
+  } catch {
+    return null; // there is no such thing, or the browser does not allow to look
+  }
+}
+
+// Theme: that of the site, or else of the system, until the button says another; in a frame of the site,
+// that of the site at any time. Calls `after` at once and at each change.
 function followTheme(after = () => {}) {
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const use = (name) => {
@@ -111,11 +141,13 @@ function followTheme(after = () => {}) {
     after();
   };
   const followSystem = () => use(dark.matches ? "dark" : "light");
-  dark.addEventListener("change", followSystem);
+  const stored = themeOfSite();
+  if (!stored) dark.addEventListener("change", followSystem);
   $("theme").addEventListener("click", () =>
     use(document.documentElement.dataset.theme === "dark" ? "light" : "dark"),
   );
-  followSystem();
+  if (stored) use(stored);
+  else followSystem();
   if (window.parent === window) return;
   window.addEventListener("message", ({ source, data }) => {
     if (source !== window.parent || !["dark", "light"].includes(data?.theme)) return;

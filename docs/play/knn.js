@@ -42,7 +42,7 @@ function show() {
   const result = softtopk.solve(problem);
   const hard = softtopk.hardTopk(problem);
   view = { a: result.a, hard, shares: sharesOf(result.a, k), undecided: softtopk.undecided(problem, result) };
-  showFields(POINTS.length, POINTS.length);
+  showFields(POINTS.length, POINTS.length, view.undecided);
   drawPlane();
   keepInSight();
   showNumbers();

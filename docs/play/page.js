@@ -80,7 +80,7 @@ function iterate(steps) {
 }
 
 function showControls() {
-  showFields(mostPlaces(state), state.scores.length);
+  showFields(mostPlaces(state), state.scores.length, softtopk.undecided(view.problem, view.result));
   $("sorted").checked = state.sorted;
   $("ordered").checked = state.ordered;
   document.querySelector(`input[name="largest"][value="${state.largest ? 1 : 0}"]`).checked = true;
@@ -118,9 +118,13 @@ function diagnosis() {
   const { undecided, misplaced, places, taking } = sharpness();
   if (taking === 0) return "No element takes part: put one back in.";
   if (places === 0) return "No element is selected: raise k.";
-  if (places === taking) return "All elements that take part are selected: there is nothing to decide.";
-  if (undecided === 0) return "Nothing is undecided, so there is next to no gradient: raise the width or eps.";
+  if (places === taking) {
+    const rest = !state.sorted ? "there is nothing to decide" : `their ranks are ${undecided > 0 ? "still undecided" : "decided"}`;
+    return `All elements that take part are selected: ${rest}.`;
+  }
+  // First, as with many elements k / n, which all have where it is too hot, is not undecided.
   if (misplaced > places / 2) return "Most places are misplaced: lower the width or eps, unless all is still to be learned.";
+  if (undecided === 0) return "Nothing is undecided, so there is next to no gradient: raise the width or eps.";
   return "The undecided elements get the gradient.";
 }
 
@@ -307,14 +311,22 @@ $("scores").addEventListener("input", () => {
   try {
     const scores = parseScores($("scores").value);
     // While they are typed anew there are few for a moment: what had to be less for those comes back.
-    const { k, width, mask, targets } = typedFrom;
-    Object.assign(state, { scores, k, width, mask, targets });
+    const { k, width } = typedFrom;
+    Object.assign(state, { scores, k, width, ...marksFor(scores) });
     complain($("scores"), "");
     changed();
   } catch (error) {
     complain($("scores"), `${error.message}.`);
   }
 });
+// The marks of typed scores: those before, but of a list of another length only as far as it is the same.
+function marksFor(scores) {
+  const { scores: before, mask, targets } = typedFrom;
+  const other = scores.length === before.length ? -1 : scores.findIndex((x, i) => x !== before[i]);
+  const same = other < 0 ? scores.length : other;
+  return { mask: mask.slice(0, same), targets: new Set([...targets].filter((i) => i < same)) };
+}
+
 // What is wrong stays to be mended, and what was changed in the meantime stays changed.
 $("scores").addEventListener("focus", () => {
   if (typedFrom) typedFrom = { ...state };

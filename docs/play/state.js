@@ -43,10 +43,22 @@ function presetState(name) {
 // A word of somebody else's text, in a message.
 const quoted = (word) => `“${word.length > 20 ? `${word.slice(0, 20)}…` : word}”`;
 
+// What Python prints around numbers: tensor([...], dtype=torch.float64, grad_fn=<AddBackward0>), array([...]),
+// np.float64(...).
+const AROUND =
+  /Parameter containing:|\b((torch|np|numpy)\.)?(tensor|array|float\d+)\(|,\s*(dtype|device|size|grad_fn|requires_grad)=(<[^,]*>|'[^']*'|\([^)]*\)|[\w.]+)/gi;
+const wordsOf = (text) => text.split(/[\s,;[\]()]+/).filter((word) => word !== "");
+
 // The numbers of a text, or an error that says which word is none.
 function parseScores(text) {
   // A minus sign, such as that of the labels of this page, is one too.
-  const words = text.replaceAll("−", "-").split(/[\s,;[\]()]+/).filter((word) => word !== "");
+  const bare = text.replaceAll("−", "-").replace(AROUND, " ");
+  const words = wordsOf(bare);
+  // A column is as good as a row.
+  const rows = (bare.match(/[[(][^[\]()]*[\])]/g) ?? []).map(wordsOf);
+  if (rows.length > 1 && rows.some((row) => row.length > 1)) {
+    throw new Error(`these are ${rows.length} rows, and this page takes one row of scores`);
+  }
   const scores = words.map((word) => {
     const value = /^[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?$/i.test(word) ? Number(word) : NaN;
     if (!(Math.abs(value) <= LARGEST_SCORE)) {
@@ -77,8 +89,9 @@ function settle(state) {
 // The largest k.
 const mostPlaces = ({ scores, sorted }) => (sorted ? Math.min(scores.length, MOST_RANKS) : scores.length);
 
-// The state as a part of a link, and back. A link may name a preset instead. Without scores or a preset
-// it leads to the preset that the page opens with; so does one that is wrong, and the problem is said.
+// The state as a part of a link, and back. A link may name a preset instead, or a part of the page. That
+// leads to the preset that the page opens with; so does one that is wrong, and the problem is said.
+const PARTS = ["x", "k", "eps", "width", "largest", "sorted", "ordered", "out", "targets"];
 function toLink(state) {
   const places = (chosen) => state.scores.flatMap((_, i) => (chosen(i) ? [i] : [])).join(",");
   const parts = {
@@ -99,8 +112,9 @@ function fromLink(link) {
   const said = new URLSearchParams(link.replace(/^#/, "").replaceAll("+", "%2B"));
   const state = presetState("right");
   try {
+    if (!link.includes("=")) return { state, problem: "" };
+    for (const name of said.keys()) checkPart(name, said);
     if (said.has("preset")) return { state: presetState(presetNamed(said.get("preset"))), problem: "" };
-    if (!said.has("x")) return { state, problem: "" };
     state.scores = parseScores(said.get("x"));
     const n = state.scores.length;
     const places = (name) => (said.get(name) ?? "").split(",").filter(Boolean).map(Number);
@@ -118,6 +132,13 @@ function fromLink(link) {
   } catch (error) {
     return { state: presetState("right"), problem: `The link was not understood: ${error.message}.` };
   }
+}
+
+function checkPart(name, said) {
+  if (name === "preset") return;
+  if (!PARTS.includes(name)) throw new Error(`${quoted(name)} is none of ${PARTS.join(", ")}`);
+  if (said.has("preset")) throw new Error(`${name} does not go with a preset`);
+  if (!said.has("x")) throw new Error(`${name} needs scores beside it, such as x=1,2,3`);
 }
 
 function presetNamed(name) {

@@ -265,6 +265,26 @@ def test_sliders_and_fields(play):
     assert "sorted_soft_topk(scores, 2, eps=0.25, largest=False)" in code.text_content()
 
 
+def test_the_width_of_an_eps_is_how_many_are_undecided(play):
+    page = play()
+    for name in ("cold", "hot", "right"):
+        page.locator(f"[data-preset={name}]").click()
+        settle(page)
+        undecided = number(page, "undecided")
+        assert float(page.locator("#width-number").input_value()) == undecided, name
+    page.locator("input[name=by][value=width]").check()
+    settle(page)
+    assert f"width={undecided:.0f})" in page.locator("#code").text_content()
+    assert number(page, "undecided") == undecided
+    page.locator("[data-preset=right]").click()
+    page.locator("#sorted").check()
+    page.locator("#k").fill("12")
+    settle(page)
+    assert number(page, "undecided") == 2.75
+    assert page.locator("#width-number").input_value() == "2.75"
+    check_numbers(page)
+
+
 @pytest.mark.parametrize(
     ("field", "values", "said"),
     [
@@ -285,8 +305,24 @@ def test_a_wrong_number_is_told_and_changes_nothing(play, field, values, said):
     page.locator("#table summary").focus()
     settle(page)
     assert page.locator(f"#{field}-number").get_attribute("aria-invalid") == "false"
-    assert page.locator(f"#{field}-number").input_value() != ""
+    now = page.locator(f"#{field}-number").input_value()
+    assert now != ""
+    # Until the next edit, it is still told.
+    given = f"{values[-1]} was not taken: " if values[-1] else ""
+    assert f"{given}{said} It is still {now}." in page.locator(".error").all_text_contents()
+    assert serious_violations(page) == []
+    page.locator("#sorted").check()
     assert "".join(page.locator(".error").all_text_contents()) == ""
+
+
+def test_what_is_told_of_a_wrong_number_is_true(play):
+    page = play()
+    page.locator("#k-number").fill("13")
+    page.locator("#table summary").focus()
+    settle(page)
+    assert "still 4" in page.locator("#k-error").text_content()
+    follow(page, "#x=" + "1," * 20 + "&k=4&eps=1")
+    assert page.locator("#k-error").text_content() == ""
 
 
 def middle_of_bar(page, i):
@@ -352,6 +388,9 @@ def test_scores_are_pasted(play):
         "<b>1</b> 2",
         "w" * 99,
         "0 " * 6000,
+        "[[1, 2, 3],\n [4, 5, 6]]",
+        "(1, 2), (3, 4)",
+        "tensor([1, 2], size=3) 4=5",
     )
     for text in wrong:
         page.locator("#scores").fill(text)
@@ -359,6 +398,28 @@ def test_scores_are_pasted(play):
     page.locator("#scores").fill("5 −6")
     assert page.locator("#scores-error").text_content() == ""
     assert check_numbers(page)[0]["score"].tolist() == [5, -6]
+
+
+def test_scores_are_pasted_as_python_prints_them(play):
+    page = play()
+    scores = torch.tensor([0.5, -1.25, 2e-7], dtype=torch.float64, requires_grad=True)
+    options = ", dtype=torch.float32, device='cuda:0', grad_fn=<SoftTopKBackward>)"
+    for text in (
+        repr(scores),
+        repr(scores * 1),
+        repr(scores[:, None]),
+        repr(scores[None]),
+        repr(torch.nn.Parameter(scores)),
+        repr(scores.detach().numpy()),
+        str(scores.detach().numpy()),
+        "torch.tensor([0.5, -1.25, 2e-7]" + options,
+        "[np.float64(0.5), np.float64(-1.25), np.float64(2e-07)]",
+        "Array([ 0.5 , -1.25,  2e-7], dtype=float32)",
+    ):
+        page.locator("#scores").fill(text)
+        assert page.locator("#scores-error").text_content() == "", text
+        assert page.evaluate("state.scores") == scores.tolist(), text
+        page.locator("#scores").fill("1")
 
 
 @pytest.mark.parametrize("how", ["preset", "random", "key", "link"])
@@ -387,7 +448,24 @@ def test_scores_that_are_typed_anew_keep_the_settings(play):
     assert page.evaluate("[state.k, state.width, state.targets.size]") == [1, 1, 0]
     page.locator("#scores").fill("7 6 5 4 3 2 1")
     settle(page)
+    assert page.evaluate("[state.k, state.width]") == [4, 5]
+    page.locator("#scores").fill("7 6 5 4 3 2")
+    settle(page)
     assert page.evaluate("[state.k, state.width, [...state.targets]]") == [4, 5, [4]]
+    assert page.evaluate("state.mask") == [True] * 5 + [False]
+    check_numbers(page)
+
+
+def test_marks_do_not_pass_to_scores_of_another_length(play):
+    page = play("#x=3,1,2,5,4,1.5&k=2&eps=1&out=5&targets=1")
+    for text in ("7 6 5 4 3 2 1", "3 8", "9"):
+        page.locator("#scores").fill(text)
+        settle(page)
+        assert page.evaluate("[state.targets.size, state.mask.includes(false)]") == [0, False]
+    # One more at the end of the same ones is no other list.
+    page.locator("#scores").fill("3 1 2 5 4 1.5 9")
+    settle(page)
+    assert page.evaluate("[...state.targets]") == [1]
     assert page.evaluate("state.mask") == [True] * 5 + [False, True]
     check_numbers(page)
 
@@ -472,11 +550,18 @@ def test_a_bad_link_says_so(play):
         "x=" + "1," * 6000,
         "preset=mild",
         "preset=__proto__",
+        "preset=cold&k=2",
+        "k=abc",
+        "k=2",
+        "x=1,2&unknown=<script>",
+        "x=1,2&__proto__=1",
+        "x=1,2&K=1",
+        "=",
     ):
         follow(page, link)
         said = page.locator("#notice").text_content()
         assert said.startswith("The link was not understood: "), link
-        assert len(said) < 120
+        assert len(said) < 140
         assert page.evaluate("[state.eps, state.scores.length]") == [0.5, 12]
     check_numbers(page)
     page.locator("[data-preset=cold]").click()
@@ -491,8 +576,8 @@ def test_what_a_link_leaves_out_or_overdoes_is_no_problem(play):
         "x=1,2",
         "x=1",
         "x=1,2&out=7,-1,x,1.5,__proto__&targets=9,-1,NaN,0.5,<b>",
-        "x=1,2,3&k=1.6&largest=no&sorted=yes&x=two&__proto__=1",
-        "x=1,2,3&eps=0x1&unknown=<script>",
+        "x=1,2,3&k=1.6&largest=no&sorted=yes&x=two",
+        "x=1,2,3&eps=0x1",
         "x=3,1,2&k=2&eps=0.7&out=0,3&targets=2"[:-10],
     ):
         follow(page, link)
@@ -774,7 +859,10 @@ def test_a_frame_is_drawn_in_time(play, n, limit, by):
     [
         ("#x=1,2,3,4&k=2&eps=0.001", "raise"),
         ("#x=1,2,3,4,5,6,7,8,9&k=2&eps=1000", "lower"),
+        ("#x=" + ",".join(map(str, range(90))) + "&k=4&eps=1e5", "lower"),
         ("#x=1,2,3&k=3&eps=1", "nothing to decide"),
+        ("#x=1,2,3&k=3&eps=1&sorted=1", "ranks are still undecided"),
+        ("#x=1,2,3&k=3&eps=0.001&sorted=1", "ranks are decided"),
         ("#x=1,2,3&k=0&eps=1", "raise k"),
         ("#x=1,2,3&k=2&eps=1&out=0,1,2", "put one back in"),
         ("#x=1,2,3,4&k=2&eps=1", "get the gradient"),

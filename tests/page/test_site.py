@@ -48,6 +48,17 @@ def test_the_page_in_a_frame_has_the_colours_of_the_site(site, open_page):
     frame.locator("html[data-theme=dark]").wait_for()
 
 
+def test_the_page_by_itself_has_the_colours_of_the_site(site, open_page):
+    # Not of the colours of the test above, whose choice the browser keeps.
+    page = open_page((site / "api" / "softtopk.html").as_uri(), color_scheme="dark")
+    page.locator("label[title='Switch to light mode']").click()
+    for name in ("index", "knn"):
+        page.goto((site / "play" / f"{name}.html").as_uri())
+        page.locator("html[data-theme=light]").wait_for()
+    page.locator("#theme").click()
+    page.locator("html[data-theme=dark]").wait_for()
+
+
 def test_sources_are_not_published(site):
     published = {path.suffix for path in site.rglob("*") if path.is_file()}
     assert published & {".py", ".cpp", ".md"} == set()
