@@ -141,7 +141,7 @@ def test_gold(function, gold, kind, message):
             hybrid_loss,
             {"objective": "bleu"},
             ValueError,
-            r"objective must be one of 'soft-beam', 'membership', got .*'bleu'",
+            r"objective must be one of 'soft-beam', 'membership', 'risk', got .*'bleu'",
         ),
         (hybrid_loss, {"rho": 1.2}, ValueError, r"rho must be between 0 and 1, got rho=1.2"),
         (hybrid_loss, {"rho": -0.1}, ValueError, r"rho must be between 0 and 1, got rho=-0.1"),

@@ -89,7 +89,7 @@ def everything(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-STAGES = ["pretrain", "teacher-forcing", "soft-beam", "membership"]
+STAGES = ["pretrain", "teacher-forcing", "soft-beam", "membership", "risk"]
 
 
 def test_all_objectives_end_with_the_table(everything: Path) -> None:
@@ -117,7 +117,7 @@ def test_a_run_says_how_it_was_made(everything: Path) -> None:
     commands = re.findall(r"softtopk (translate train .*)", (everything / "table.md").read_text())
     assert len(commands) == 1
     for part in (
-        "--data DIR --source en --target fr --objective teacher-forcing,soft-beam,membership",
+        "--data DIR --source en --target fr --objective teacher-forcing,soft-beam,membership,risk",
         "--hidden 24", "--eval-beams 1,3", "--updates 12", "--beam 3", "--vocab 60", "--out RUN",
     ):  # fmt: skip
         assert part in commands[0]

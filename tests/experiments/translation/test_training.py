@@ -35,7 +35,16 @@ SEARCH = {
     "teacher-forcing": {},
     "soft-beam": {"beam_size": 3, "eps": 0.1, "follow": "best", "normalize": None},
     "membership": {"beam_size": 3, "eps": 1.0, "candidates": 8},
+    "risk": {"beam_size": 4, "risk": lambda tokens, gold: misses(tokens, gold)},
 }
+
+
+def misses(tokens: torch.Tensor, gold: torch.Tensor) -> torch.Tensor:
+    """The share of the reference's places that have another token."""
+    width = max(tokens.shape[-1], gold.shape[-1])
+    tokens = F.pad(tokens, (0, width - tokens.shape[-1]))
+    gold = F.pad(gold, (0, width - gold.shape[-1])).unsqueeze(1)
+    return ((tokens != gold) & (gold != 0)).sum(-1) / (gold != 0).sum(-1)
 
 
 def some_pairs(n: int = 30) -> list[Pair]:
