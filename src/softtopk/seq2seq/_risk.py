@@ -194,7 +194,7 @@ def beam_risk_loss(
         k, width, eps: As for `expected_risk`.
         beam_size: Hypotheses that are searched for.
         length_penalty: As for `beam_search`; 1 ranks by likelihood per token.
-        max_len: Of the hypotheses. Default: 1.5 times the longest gold, plus 2.
+        max_len: Of the hypotheses. Default: 1.25 times the longest gold, plus 2.
         include_gold: Whether gold is one of the hypotheses. If the search found it too, it counts
             once.
         candidates: (B, n, L), in place of a search, such as those of an earlier epoch.
@@ -212,7 +212,7 @@ def beam_risk_loss(
             step,
             init_state,
             embedding,
-            max_len=3 * gold.shape[1] // 2 + 2 if max_len is None else max_len,
+            max_len=5 * gold.shape[1] // 4 + 2 if max_len is None else max_len,
             beam_size=beam_size,
             bos=bos,
             eos=eos,
