@@ -207,6 +207,28 @@ def test_evaluate_finds_what_the_run_found(everything: Path, tmp_path: Path) -> 
     assert "tok:13a" in out.read_text()
 
 
+def test_evaluate_on_other_text(
+    everything: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On what was the validation part, under another name."""
+    other = tmp_path / "other"
+    other.mkdir()
+    for code in ("en", "fr"):
+        (other / f"test.{code}").write_bytes((corpus / f"valid.{code}").read_bytes())
+    out = tmp_path / "scores"
+    one = str(everything / "risk" / "seed-0")
+    args = ["evaluate", one, "--beam", "3", "--data"]
+    assert exit_code(*args, str(other), "--out", str(out)) == 0
+    (record,) = json.loads(out.with_suffix(".json").read_text())
+    expected = result(everything, "risk")
+    assert record["bleu"] == pytest.approx(expected["valid"]["3"]["bleu"])
+    assert record["sentences"] == 20
+    assert "found neither valid.en" in complaint(capsys, *args, str(other), "--split", "valid")
+    assert f"--data {tmp_path / 'none'}: give a folder" in complaint(
+        capsys, *args, str(tmp_path / "none")
+    )
+
+
 def test_the_table_is_made_again_from_records(everything: Path, tmp_path: Path) -> None:
     assert exit_code("compare", str(everything), "--out", str(tmp_path / "t.md")) == 0
     assert (tmp_path / "t.md").read_text() == (everything / "table.md").read_text()
