@@ -77,7 +77,7 @@ def hybrid_loss(
         options: Further arguments of the objective, such as ``beam_size`` and ``eps``; that of a
             risk has to be given, ``risk``.
 
-    The defaults are the paper's. We recommend ``objective="risk"`` with rho = 0.05.
+    The defaults are the paper's. We recommend ``objective="membership"`` with rho = 0.3.
     """
     rho = check_share("rho", rho)
     check_choice("objective", objective, tuple(LOSSES))
