@@ -45,7 +45,7 @@ test: $(NATIVE)  ## Run the tests and the doctests, about 5 minutes (JOBS=2 proc
 test-all: $(NATIVE)  ## Run also what only a release needs: the oracles' own tests, more examples.
 	@$(PYTEST) -m "" --hypothesis-profile release
 
-test-page: $(NATIVE)  ## Test the page to play with in a real browser: Chromium or Chrome.
+test-page: $(NATIVE)  ## Test the pages to play with and the site in a real browser: Chromium or Chrome.
 	@$(PYTEST) -m page tests/page
 
 check: lint test  ## Everything a change has to pass: lint, then test.
@@ -79,7 +79,7 @@ faults: $(NATIVE)  ## Kill, stop and damage small trainings, 10 minutes (FAULTS=
 figures: $(NATIVE)  ## Draw the figures of the docs anew, half a minute (FIGURES=docs/figures).
 	@$(BIN)/softtopk figures --out "$(FIGURES)"
 
-recipes: $(NATIVE)  ## Run the recipes of examples/ and make their page of the docs, 3 minutes.
+recipes: $(NATIVE)  ## Run the recipes of examples/ and make their page of the docs, 4 minutes.
 	@$(BIN)/python docs/recipes/build.py
 
 # Not --quiet: mkdocs would then count no warnings. The notice that is turned off is about a successor.

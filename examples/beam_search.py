@@ -1,7 +1,9 @@
 """Beam search: does training through the search find more right sequences?
 
-A recurrent network learns to sort 8 digits. After some teacher forcing it goes on with that, or
-with the membership loss of `hybrid_loss`, which asks that the right prefix stays in the beam.
+A recurrent network learns to sort 8 digits, by teacher forcing at first. It goes on with that, or
+with `hybrid_loss` at rho < 1, which asks that the right prefix stays in the beam.
+
+Found: no sign of it. Search 0.876 ±0.116; forcing 0.868 ±0.139, 0.968 ±0.054 in the same time.
 """
 
 import copy
@@ -11,7 +13,12 @@ from torch import Tensor, nn
 
 from softtopk.seq2seq import beam_search, hybrid_loss
 
-LENGTH, VOCABULARY, BEAM, FIRST, MORE = 8, 14, 3, 300, 100  # 0 to 3 are no digits; 3 is the end
+LENGTH = 8
+VOCABULARY = 14  # 0 to 3 are no digits; 3 is the end
+BEAM = 3
+# Updates and the weight of teacher forcing in them; one by search takes as long as four.
+PLANS = [(300, 1.0), (100, 0.3), (100, 1.0), (400, 1.0)]
+torch.set_num_threads(1)  # so that sums are the same on every machine
 
 
 class Sorter(nn.Module):
@@ -24,35 +31,29 @@ class Sorter(nn.Module):
         state = self.cell(inputs, state)
         return self.output(state).log_softmax(-1), state
 
-    def search(self, digits: Tensor) -> tuple:  # what a search and its losses need
-        return self.step, self.encoder(self.embedding(digits))[1][0], self.embedding.weight
+    def sample(self, rows: int) -> tuple:  # what a search needs, and the right results
+        digits = torch.randint(4, VOCABULARY, (rows, LENGTH))
+        gold = nn.functional.pad(digits.sort(1).values, (0, 1), value=3)
+        return (self.step, self.encoder(self.embedding(digits))[1][0], self.embedding.weight), gold
 
 
-def sample(rows: int) -> tuple[Tensor, Tensor]:
-    digits = torch.randint(4, VOCABULARY, (rows, LENGTH))
-    return digits, nn.functional.pad(digits.sort(1).values, (0, 1), value=3)
-
-
-def train(model: Sorter, steps: int, rho: float) -> None:
+def train(model: Sorter, steps: int, rho: float) -> float:  # the share that is right then
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     for _ in range(steps):
-        digits, gold = sample(64)
+        search, gold = model.sample(64)
         optimizer.zero_grad()
-        options = {"rho": rho, "objective": "membership", "beam_size": BEAM}
-        hybrid_loss(*model.search(digits), gold, **options).backward()
+        hybrid_loss(*search, gold, rho=rho, objective="membership", beam_size=BEAM).backward()
         optimizer.step()
-
-
-def right(model: Sorter) -> float:
-    digits, gold = sample(1000)
-    found = beam_search(*model.search(digits), max_len=LENGTH + 1, beam_size=BEAM).tokens[:, 0]
+    search, gold = model.sample(1000)
+    found = beam_search(*search, max_len=LENGTH + 1, beam_size=BEAM).tokens[:, 0]
     return (found == gold).all(1).float().mean().item()
 
 
-torch.manual_seed(0)
-train(first := Sorter(), FIRST, rho=1.0)  # rho = 1 is teacher forcing alone
-print(f"before                            {right(first):.3f}")
-# An update through the search takes about as long as four others.
-for name, steps, rho in (("search", MORE, 0.3), ("forcing", MORE, 1.0), ("forcing", 4 * MORE, 1.0)):
-    train(model := copy.deepcopy(first), steps, rho)
-    print(f"after {steps:3d} updates by {name:12s} {right(model):.3f}")
+runs = torch.zeros(3, len(PLANS))  # for three seeds
+for seed, run in enumerate(runs):
+    torch.manual_seed(seed)
+    first = Sorter()
+    run[0] = train(first, *PLANS[0])
+    run[1:] = torch.tensor([train(copy.deepcopy(first), *plan) for plan in PLANS[1:]])
+for (steps, rho), run in zip(PLANS, runs.T, strict=True):
+    print(f"{steps:3d} updates, rho {rho}: {run.mean():.3f} ±{run.std():.3f}")

@@ -1,22 +1,21 @@
 """Choosing a temperature: what does a fixed eps do to scores of another scale?
 
-`eps` has the unit of the scores, so one number suits one scale. A width, the number of elements
-that are undecided, suits all. `WidthSchedule` lowers it during a training, from soft to hard.
-"""
+`eps` has the unit of the scores, so one number suits one scale. A width is the number of elements
+that are undecided. `WidthSchedule` lowers it during a training, from soft to hard.
 
-import argparse
-from pathlib import Path
+Found: eps=0.1 leaves all 100 scores undecided at one scale, 6 at another and none at the third. A
+width of 20 leaves 20 undecided at all three, with an eps from 0.00365 to 36.5.
+"""
 
 import torch
 
 from softtopk import SoftTopK, WidthSchedule, eps_for, sharpness, soft_topk
 from softtopk.plotting import new_figure, style
 
-parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--out", type=Path, default=Path("."), help="folder of the picture")
-out = parser.parse_args().out
-
-N, K, EPS, WIDTH = 100, 10, 0.1, 20  # the width of 2 k is the default of SoftTopK
+N = 100
+K = 10
+EPS = 0.1  # the default of soft_topk
+WIDTH = 2 * K  # the default of SoftTopK
 SCALES = (0.01, 1.0, 100.0)  # cosines of long vectors; logits; squared distances
 torch.manual_seed(0)
 scores = torch.randn(N).sort(descending=True).values
@@ -43,4 +42,4 @@ for step in range(31):
     schedule.step()
 right.set(xlabel="rank of the score", title="width annealed to 2")
 right.legend(frameon=False, fontsize=style.SMALL)
-figure.savefig(out / "choosing_temperature.png", dpi=140)
+figure.savefig("choosing_temperature.png", dpi=140)

@@ -1,59 +1,59 @@
-"""Routing to experts: how even is the load without an auxiliary loss?
+"""Routing to experts: what does an even load of 8 experts, 2 per image, cost in accuracy?
 
-A mixture of 8 experts, 2 for every image, learns the digits. `TopKRouter` with `choice="both"`
-gives no expert more than its share. The usual softmax of the two largest logits has no such limit.
+`TopKRouter` with `choice="both"` routes a batch jointly, here all 517 test images: an even load is
+its constraint. The rivals, softmax top-2 without or with a loss for it, route image by image.
+
+Found: about 0.01, a spread. The router has 0.899; softmax has 0.910, its fullest expert 2.569 times
+the mean. The loss makes that 1.725 at no cost, and 1.359 at 0.901: less even, but batch-free.
 """
-
-import argparse
-from pathlib import Path
 
 import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from softtopk.nn import TopKRouter
-from softtopk.plotting import new_figure, style
 
-parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--out", type=Path, default=Path("."), help="folder of the picture")
-out = parser.parse_args().out
-
-EXPERTS, K, STEPS, TRAIN = 8, 2, 150, 1280  # training images, of 1797
+EXPERTS = 8
+K = 2
+STEPS = 150
+SEEDS = 3
+TRAIN = 1280  # images, of 1797; the others are for the test
+BALANCES = (0.0, 0.01, 0.1)  # weights of the loss for an even load; Switch has 0.01
+torch.set_num_threads(1)  # so that sums are the same on every machine
 images, labels = (torch.from_numpy(array) for array in load_digits(return_X_y=True))
 images = images.float() / 16
 
 
-def mixture(tokens: Tensor, gate: nn.Module, experts: nn.ModuleList) -> tuple[Tensor, Tensor]:
-    """The mixed logits (T, 10), and which experts every token has (T, k)."""
+def mixture(x: Tensor, gate: nn.Module, experts: nn.Module) -> tuple[Tensor, Tensor, Tensor]:
+    """The mixed logits (T, 10), the load of the experts, and the balance loss of Switch."""
     if isinstance(gate, TopKRouter):
-        indices, weights = (routing := gate(tokens)).indices, routing.weights
+        routing = gate(x)
+        indices, weights, shares = routing.indices, routing.weights, torch.zeros(EXPERTS)
     else:
-        values, indices = gate(tokens).topk(K)
-        weights = values.softmax(-1)
-    mixed = torch.zeros(len(tokens), 10)
-    for e, expert in enumerate(experts):
-        token, place = (indices == e).nonzero(as_tuple=True)
-        weighted = weights[token, place].unsqueeze(-1) * expert(tokens[token])
-        mixed = mixed.index_add(0, token, weighted)
-    return mixed, indices
-
-
-torch.manual_seed(0)
-figure = new_figure(columns=2, size=(5, 2.6))
-router = TopKRouter(EXPERTS, K, dim=64, choice="both")
-gates = {"softmax top-2": nn.Linear(64, EXPERTS), "TopKRouter": router}
-for axes, (name, gate) in zip(figure.axes, gates.items(), strict=True):
-    experts = nn.ModuleList(nn.Linear(64, 10) for _ in range(EXPERTS))
-    optimizer = torch.optim.Adam([*gate.parameters(), *experts.parameters()], lr=1e-2)
-    for _ in range(STEPS):
-        at = torch.randint(TRAIN, (128,))
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(mixture(images[at], gate, experts)[0], labels[at]).backward()
-        optimizer.step()
-    logits, indices = mixture(images[TRAIN:], gate.eval(), experts)
+        values, indices = gate(x).topk(K)
+        weights, shares = values.softmax(-1), gate(x).softmax(-1).mean(0)
+    outputs = experts(x).unflatten(-1, (EXPERTS, 10)).take_along_dim(indices.unsqueeze(-1), 1)
     load = EXPERTS * indices.flatten().bincount(minlength=EXPERTS) / indices.numel()
-    accuracy = (logits.argmax(-1) == labels[TRAIN:]).float().mean()
-    print(f"{name:14s}accuracy {accuracy:.3f}, fullest expert {load.max():.2f} times the mean")
-    axes.bar(range(EXPERTS), load, color=style.BLUE)
-    axes.set(xticks=range(8), xlabel="expert", ylabel="load / mean", title=name, ylim=(0, 3.2))
-figure.savefig(out / "expert_routing.png", dpi=140)
+    return (weights.unsqueeze(-1) * outputs).sum(1), load, load @ shares
+
+
+print("                        accuracy     fullest expert / mean")
+names = {f"softmax, balance {balance:g}": balance for balance in BALANCES}
+for name, balance in {**names, "TopKRouter": 0.0}.items():
+    found = torch.zeros(2, SEEDS)
+    for seed in range(SEEDS):
+        torch.manual_seed(seed)
+        router = TopKRouter(EXPERTS, K, dim=64, choice="both")
+        gate = router if name == "TopKRouter" else nn.Linear(64, EXPERTS)
+        experts = nn.Linear(64, EXPERTS * 10)
+        optimizer = torch.optim.Adam([*gate.parameters(), *experts.parameters()], lr=1e-2)
+        for _ in range(STEPS):
+            at = torch.randint(TRAIN, (128,))
+            logits, _, uneven = mixture(images[at], gate, experts)
+            optimizer.zero_grad()
+            (nn.functional.cross_entropy(logits, labels[at]) + balance * uneven).backward()
+            optimizer.step()
+        logits, load, _ = mixture(images[TRAIN:], gate.eval(), experts)
+        found[0, seed] = (logits.argmax(-1) == labels[TRAIN:]).float().mean()
+        found[1, seed] = load.max()
+    print(f"{name:22s}" + "".join(f"  {each.mean():.3f} ±{each.std():.3f}" for each in found))

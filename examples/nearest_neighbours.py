@@ -1,42 +1,48 @@
 """Nearest neighbours: do learned features help, and from how many samples on?
 
-`SoftKNNClassifier` learns features through the choice of the neighbours. scikit-learn's classifier
-takes the pixels as they are. Test accuracy on digits, mean of three splits.
+`SoftKNNClassifier` learns features through the choice of the neighbours, and so does scikit-learn's
+NCA, which learns a linear map by a softmax of the distances. Plain kNN takes the pixels as they
+are. Test accuracy on digits, mean of three splits.
+
+Found: hardly, on digits. With 50 samples NCA has 0.821, `SoftKNNClassifier` 0.805 and plain kNN
+0.794, all within a spread. With 200 the learned ones have 0.934 and 0.937, plain kNN 0.927. With
+1000 it is 0.982 with and without learning, and NCA has 0.981.
 """
 
-import argparse
-from pathlib import Path
-
+import numpy as np
+import torch
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
-from sklearn.neighbors import KNeighborsClassifier
+from sklearn.neighbors import KNeighborsClassifier, NeighborhoodComponentsAnalysis
+from sklearn.pipeline import make_pipeline
 
 from softtopk.knn import SoftKNNClassifier
 from softtopk.plotting import new_figure, style
 
-parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--out", type=Path, default=Path("."), help="folder of the picture")
-out = parser.parse_args().out
-
-SIZES, SPLITS = (50, 200, 1000), 3
+SIZES = (50, 200, 1000)  # training samples
+SPLITS = 3  # into training and test samples
+torch.set_num_threads(1)  # so that sums are the same on every machine
 x, y = load_digits(return_X_y=True)
+x = x / 16  # NCA starts from distances of about 1
+nca = NeighborhoodComponentsAnalysis(n_components=32, random_state=0)
 models = {
-    "KNeighborsClassifier": KNeighborsClassifier(),
+    "kNN": KNeighborsClassifier(),
+    "NCA, kNN": make_pipeline(nca, KNeighborsClassifier()),
     "SoftKNNClassifier": SoftKNNClassifier(random_state=0),
 }
 
-print("training samples     " + "".join(f"{size:8d}" for size in SIZES))
-(axes,) = (figure := new_figure(size=(5, 2.8))).axes
-for (name, model), colour, marker in zip(models.items(), style.COLOURS, "oD", strict=False):
-    row = []
-    for size in SIZES:
-        options = {"train_size": size, "stratify": y}
-        splits = [train_test_split(x, y, random_state=i, **options) for i in range(SPLITS)]
-        scores = [model.fit(a, b).score(a_test, b_test) for a, a_test, b, b_test in splits]
-        row.append(sum(scores) / SPLITS)
-    print(f"{name:21s}" + "".join(f"{accuracy:8.3f}" for accuracy in row))
-    axes.plot(SIZES, row, color=colour, marker=marker, label=name)
+print("training samples " + "".join(f"{size:14d}" for size in SIZES))
+(axes,) = new_figure(size=(5, 2.8)).axes
+for (name, model), colour, marker in zip(models.items(), style.COLOURS, "oDs", strict=False):
+    runs = np.zeros((len(SIZES), SPLITS))
+    for i, size in enumerate(SIZES):
+        for split in range(SPLITS):
+            parts = train_test_split(x, y, train_size=size, stratify=y, random_state=split)
+            train, test, classes, expected = parts
+            runs[i, split] = model.fit(train, classes).score(test, expected)
+    print(f"{name:17s}" + "".join(f"  {run.mean():.3f} ±{run.std(ddof=1):.3f}" for run in runs))
+    axes.plot(SIZES, runs.mean(1), color=colour, marker=marker, label=name)
 axes.set(xlabel="training samples", ylabel="test accuracy", xscale="log")
 axes.set_xticks(SIZES, SIZES)
 axes.legend(frameon=False)
-figure.savefig(out / "nearest_neighbours.png", dpi=140)
+axes.figure.savefig("nearest_neighbours.png", dpi=140)

@@ -1,7 +1,11 @@
 """A retrieval loss: does it pay to train recall@k itself?
 
 A small network maps digits to features, whose cosines rank the other images. It is trained by
-`recall_at_k_loss`, or by the plain InfoNCE loss, and judged on images that were not trained on.
+`recall_at_k_loss` or by InfoNCE, and judged on new images by precision@k. That is the same as the
+capped recall@k of the loss, as every class has more than k images.
+
+Found: no. At k = 16 the recall loss has 0.970 and InfoNCE 0.973, within a spread; the pixels have
+0.903. At k = 1 the pixels are the best, with 0.981: nothing learned helps there.
 """
 
 import torch
@@ -10,8 +14,13 @@ from torch import Tensor, nn
 
 from softtopk.losses import recall_at_k_loss
 
-KS, BATCH, STEPS, SEEDS, TRAIN = (1, 4, 16), 200, 150, 3, 900  # training images, of 1797
-TAU = 0.1  # of InfoNCE; nothing was tuned
+KS = (1, 4, 16)
+BATCH = 200  # about 20 images of a class: more than the largest k
+STEPS = 150
+SEEDS = 3
+TRAIN = 900  # images, of 1797; the others are for the test
+TAU = 0.1  # the temperature of InfoNCE, that of SimCLR
+torch.set_num_threads(1)  # so that sums are the same on every machine
 images, labels = (torch.from_numpy(array) for array in load_digits(return_X_y=True))
 images = images.float() / 16
 
@@ -29,9 +38,9 @@ def ranking(features: Tensor, at: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return unit @ unit.mT, labels[at, None] == labels[at], ~torch.eye(len(at), dtype=torch.bool)
 
 
-print("recall@k, k =" + "".join(f"{k:7d}" for k in KS))
+print("precision@k, k =" + "".join(f"{k:14d}" for k in KS))
 for name in ("pixels", "InfoNCE", "recall loss"):
-    recalls = []
+    runs = torch.zeros(len(KS), SEEDS)
     for seed in range(SEEDS):
         torch.manual_seed(seed)
         train, test = torch.randperm(len(images)).split([TRAIN, len(images) - TRAIN])
@@ -45,6 +54,6 @@ for name in ("pixels", "InfoNCE", "recall loss"):
         features = images[test] if name == "pixels" else network(images[test])
         cosines, same, _ = ranking(features.detach(), test)
         best = cosines.fill_diagonal_(-1).topk(max(KS)).indices  # never the image itself
-        recalls.append([same.gather(1, best)[:, :k].float().mean() for k in KS])
-    row = torch.tensor(recalls).mean(0)
-    print(f"{name:13s}" + "".join(f"{value:7.3f}" for value in row))
+        hits = same.gather(1, best).float()
+        runs[:, seed] = torch.stack([hits[:, :k].mean() for k in KS])
+    print(f"{name:16s}" + "".join(f"  {run.mean():.3f} ±{run.std():.3f}" for run in runs))

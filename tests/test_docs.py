@@ -27,6 +27,29 @@ def anchors(path: Path) -> set[str]:
     return found
 
 
+def presets() -> set[str]:
+    """The links to those of the page to play with, which are buttons there too."""
+    page = (DOCS / "play" / "index.html").read_text(encoding="utf-8")
+    return {f"preset={name}" for name in re.findall(r'data-preset="(\w+)"', page)}
+
+
+def the_story() -> tuple[list[float], list[float]]:
+    """The scores of the presets, and their temperatures."""
+    script = (DOCS / "play" / "state.js").read_text(encoding="utf-8")
+    scores = re.search(r"STORY_SCORES = \[(.*?)\]", script)[1]
+    return [float(x) for x in scores.split(",")], [
+        float(eps) for eps in re.findall(r"^    eps: ([\d.]+),$", script, re.MULTILINE)
+    ]
+
+
+def test_the_story_of_the_idea_is_that_of_the_page_to_play_with():
+    code = (DOCS / "idea.md").read_text(encoding="utf-8")
+    scores = re.search(r"story = torch.tensor\(\[(.*?)\]\)", code)[1]
+    temperatures = re.search(r"for eps in \((.*?)\):\n    print\(sharpness\(story, 4", code)[1]
+    numbers = [[float(x) for x in text.split(",")] for text in (scores, temperatures)]
+    assert tuple(numbers) == the_story()
+
+
 def test_every_page_is_in_the_navigation():
     nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:\n")[1]
     named = set(re.findall(r"[\w./-]+\.md", nav))
@@ -39,8 +62,10 @@ def test_every_link_leads_somewhere(page: Path):
     wrong = []
     for link, anchor in re.findall(r"\]\((?!\w+:)([^)#\s]*)(?:#([^)\s]*))?\)", text):
         target = (page.parent / link).resolve() if link else page
-        # After the # of a page to play with is its state.
-        found = not anchor or target.suffix == ".html" or anchor in anchors(target)
+        # After the # of a page to play with is its state, or the name of one.
+        found = not anchor or anchor in anchors(target)
+        if target.suffix == ".html" and anchor:
+            found = not anchor.startswith("preset=") or anchor in presets()
         known = target.exists() and found
         if not known:
             wrong.append(f"{link}#{anchor}" if anchor else link)
@@ -51,3 +76,24 @@ def test_the_picture_of_the_layers_is_that_of_the_map():
     drawn = runpy.run_path(str(DOCS / "theme/architecture.py"))
     hint = "run python docs/theme/architecture.py"
     assert drawn["PICTURE"].read_text(encoding="utf-8") == drawn["svg"](), hint
+
+
+@pytest.mark.parametrize(
+    "text", [".. math:: x_i\n\nAnd so on.", ".. math::\n    x_i\n\nAnd so on."]
+)
+def test_a_formula_of_a_docstring_is_one_of_the_page(text: str):
+    pytest.importorskip("griffe")
+    as_markdown = runpy.run_path(str(DOCS / "theme/docstrings.py"))["as_markdown"]
+    assert as_markdown(text, {}) == "$$\nx_i\n$$\n\nAnd so on."
+
+
+def test_formulas_are_set_as_browsers_need_them():
+    for name in ("griffe", "latex2mathml", "mkdocs"):
+        pytest.importorskip(name)
+    mathml = runpy.run_path(str(DOCS / "theme/hooks.py"))["mathml"]
+    set_ = mathml(r"\arg\min_x \lVert x \rVert_F \log_2 x \overline{x + 1},\ \!y", "block")
+    assert "\\" not in set_
+    assert "<munder><mo" in set_  # the limit is below
+    assert "<msub><mi>log</mi><mn>2</mn></msub>" in set_
+    assert 'class="over"' in set_
+    assert set_.count('fence="true"') == 2

@@ -1,4 +1,4 @@
-"""The code of docs/start.md and docs/idea.md prints what it says; docs/which.md's calls all run."""
+"""The code of the first pages prints what they say; the calls of docs/which.md all run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from softtopk import compat, relaxations
 CALLS = re.findall(r"^\| (.+?) \| `([^`]+)` \| \[", page("which"), re.MULTILINE)
 
 
-@pytest.mark.parametrize("name", ["idea", "start"])
+@pytest.mark.parametrize("name", ["README", "idea", "start"])
 def test_the_code_prints_what_the_page_says(name, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run_page(blocks_of(page(name)), capsys)

@@ -2,9 +2,10 @@
 // scores, A beside the hard top-k, and the transport plan.
 "use strict";
 
-const GUTTER = 48; // pixels on the left, for the numbers; style.css has the same
+const LEAST_GUTTER = 40; // pixels on the left, for the numbers; more where they are long
 const TITLE = 22; // above each panel
 const ARROW = 44; // the longest arrow
+const FEW = 8; // thresholds that can be told apart
 
 function makeChart(canvas) {
   const context = canvas.getContext("2d");
@@ -20,8 +21,8 @@ function makeChart(canvas) {
     );
   }
 
-  // Where things are, for n elements and a plan of so many columns, in CSS pixels.
-  function arrange(n, columns) {
+  // Where things are, for n elements, a plan of so many columns and these ticks, in CSS pixels.
+  function arrange(n, columns, ticks) {
     const width = canvas.parentElement.clientWidth;
     const small = width < 520;
     const scores = { top: TITLE, height: small ? 190 : 240 };
@@ -29,7 +30,10 @@ function makeChart(canvas) {
     const row = Math.max(5, Math.min(20, 140 / columns));
     const plan = { top: shares.top + shares.height + TITLE + 8, height: row * columns, row };
     const height = plan.top + plan.height + 4;
-    const slot = (width - GUTTER) / n;
+    setFont(12);
+    const longest = Math.max(...ticks.map(([, text]) => context.measureText(text).width));
+    const gutter = Math.max(LEAST_GUTTER, Math.ceil(longest) + 8);
+    const slot = (width - gutter) / n;
     const ratio = window.devicePixelRatio || 1;
     if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(height * ratio)) {
       canvas.width = Math.round(width * ratio);
@@ -37,8 +41,7 @@ function makeChart(canvas) {
       canvas.style.height = `${height}px`;
     }
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
-    layout = { width, height, slot, scores, shares, plan };
-    return layout;
+    layout = { width, height, gutter, slot, scores, shares, plan };
   }
 
   // The scores at the bottom and the top of the panel. Zero is in it where it is not far away.
@@ -51,6 +54,25 @@ function makeChart(canvas) {
     return { low: low - 0.22 * span, high: high + 0.22 * span, span };
   }
 
+  // Round numbers in the range, and their texts, which all have the digits of the step.
+  function ticksOf({ low, high }) {
+    const least = (high - low) / 7;
+    const unit = 10 ** Math.floor(Math.log10(least));
+    const step = unit * [1, 2, 5, 10].find((times) => times * unit >= least);
+    const [places, size] = [step, Math.max(-low, high)].map((x) => Math.floor(Math.log10(x)));
+    const plain = size < 6 && places > -4;
+    const textOf = (x) => (plain ? x.toFixed(Math.max(0, -places)) : x.toExponential(Math.max(0, size - places)));
+    const ticks = [];
+    for (let i = Math.ceil(low / step); i <= Math.floor(high / step); i++) {
+      ticks.push([i * step, i === 0 ? "0" : textOf(i * step).replace("e+", "e").replaceAll("-", "−")]);
+    }
+    return ticks;
+  }
+
+  // Of a score, so that it can be told from others of the range.
+  const digitsOf = ({ low, high, span }) =>
+    3 + Math.max(0, Math.floor(Math.log10(Math.max(-low, high) / span)));
+
   const yOf = (score, range) => {
     const share = (score - range.low) / (range.high - range.low);
     return layout.scores.top + layout.scores.height * (1 - Math.min(Math.max(share, 0), 1));
@@ -59,11 +81,13 @@ function makeChart(canvas) {
     const share = 1 - (y - layout.scores.top) / layout.scores.height;
     return range.low + Math.min(Math.max(share, 0.01), 0.99) * (range.high - range.low);
   };
-  const xOf = (place) => GUTTER + place * layout.slot;
-  const placeAt = (x, n) => Math.min(Math.max(Math.floor((x - GUTTER) / layout.slot), 0), n - 1);
+  const xOf = (place) => layout.gutter + place * layout.slot;
+  const placeAt = (x, n) => Math.min(Math.max(Math.floor((x - layout.gutter) / layout.slot), 0), n - 1);
+
+  const setFont = (size) => (context.font = `${size}px system-ui, sans-serif`);
 
   function write(text, x, y, { colour = colours.muted, align = "left", size = 12 } = {}) {
-    context.font = `${size}px system-ui, sans-serif`;
+    setFont(size);
     context.fillStyle = colour;
     context.textAlign = align;
     context.fillText(text, x, y);
@@ -76,19 +100,19 @@ function makeChart(canvas) {
     context.globalAlpha = 1;
   }
 
-  // A panel with its title and two numbers on its axis.
+  // A panel with its title and the numbers on its axis.
   function frame({ top, height }, title, ticks) {
-    box(GUTTER, top, layout.width - GUTTER, height, colours.panel);
-    write(title, GUTTER, top - 7, { colour: colours.ink, size: 13 });
-    ticks.forEach(([y, text]) => write(text, GUTTER - 6, y + 4, { align: "right" }));
+    box(layout.gutter, top, layout.width - layout.gutter, height, colours.panel);
+    write(title, layout.gutter, top - 7, { colour: colours.ink, size: 13 });
+    ticks.forEach(([y, text]) => write(text, layout.gutter - 6, y + 4, { align: "right" }));
   }
 
-  function line(y, colour, dash = []) {
+  function line(y, colour, width, dash = []) {
     context.strokeStyle = colour;
-    context.lineWidth = 1.5;
+    context.lineWidth = width;
     context.setLineDash(dash);
     context.beginPath();
-    context.moveTo(GUTTER, y);
+    context.moveTo(layout.gutter, y);
     context.lineTo(layout.width, y);
     context.stroke();
     context.setLineDash([]);
@@ -96,19 +120,27 @@ function makeChart(canvas) {
 
   // From (x, y) up by so many pixels, or down.
   function arrow(x, y, up, width) {
-    if (Math.abs(up) < 1.5) return;
+    if (Math.abs(up) < 2) return;
     const head = Math.min(Math.abs(up), 5) * Math.sign(up);
-    context.strokeStyle = context.fillStyle = colours.arrow;
-    context.lineWidth = Math.min(2.5, Math.max(1, width / 4));
-    context.beginPath();
-    context.moveTo(x, y);
-    context.lineTo(x, y - up + head);
-    context.stroke();
     const half = Math.min(4.5, Math.max(1.5, width / 3));
+    const shaft = Math.min(1.25, Math.max(0.5, width / 8));
+    const neck = y - up + head;
     context.beginPath();
-    context.moveTo(x - half, y - up + head);
-    context.lineTo(x + half, y - up + head);
+    context.moveTo(x - shaft, y);
+    context.lineTo(x - shaft, neck);
+    context.lineTo(x - half, neck);
     context.lineTo(x, y - up);
+    context.lineTo(x + half, neck);
+    context.lineTo(x + shaft, neck);
+    context.lineTo(x + shaft, y);
+    context.closePath();
+    // The rim sets it off from a bar of any blue.
+    if (width > 9) {
+      context.strokeStyle = colours.paper;
+      context.lineWidth = 2;
+      context.stroke();
+    }
+    context.fillStyle = colours.arrow;
     context.fill();
   }
 
@@ -128,10 +160,11 @@ function makeChart(canvas) {
 
   // view: { problem, result, hard, iterated (or null), targets, order, range, focus (or -1) }
   function draw(view) {
-    const { problem, result, order } = view;
-    arrange(order.length, result.columns);
+    const { problem, result, order, range } = view;
+    const ticks = ticksOf(range);
+    arrange(order.length, result.columns, ticks);
     context.clearRect(0, 0, layout.width, layout.height);
-    drawScores(view);
+    drawScores(view, ticks);
     drawShares(view);
     drawPlan(view);
     if (view.focus >= 0) {
@@ -140,19 +173,21 @@ function makeChart(canvas) {
       const width = Math.max(layout.slot, 2);
       context.strokeRect(xOf(view.focus), TITLE, width, layout.scores.height);
       const i = order[view.focus];
-      const value = `element ${i}: score ${short(problem.scores[i])}, A = ${short(result.a[i])}`;
+      const score = short(problem.scores[i], digitsOf(range));
+      const value = `element ${i}: score ${score}, A = ${short(result.a[i])}`;
       write(value, layout.width, 15, { align: "right", colour: colours.ink, size: 13 });
     }
   }
 
-  function drawScores({ problem, result, hard, targets, order, range, focus }) {
+  function drawScores({ problem, result, hard, targets, order, range, focus }, ticks) {
     const panel = layout.scores;
-    const ticks = [range.low + 0.1 * (range.high - range.low), range.high - 0.1 * (range.high - range.low)];
-    const named = ticks.map((score) => [yOf(score, range), short(score, 2)]);
-    frame(panel, focus >= 0 && layout.width < 520 ? "scores" : "scores, the bluer the more selected", named);
+    const named = ticks.map(([score, text]) => [yOf(score, range), text]);
+    // On a narrow screen the chosen score takes the place of the title.
+    frame(panel, focus >= 0 && layout.width < 520 ? "" : "scores, the bluer the more selected", named);
+    named.forEach(([y]) => line(y, colours.line, 0.5));
     context.save();
     context.beginPath();
-    context.rect(GUTTER, panel.top, layout.width - GUTTER, panel.height);
+    context.rect(layout.gutter, panel.top, layout.width - layout.gutter, panel.height);
     context.clip();
     const thresholds = result.thresholds.filter(Number.isFinite);
     if (!problem.sorted) {
@@ -160,7 +195,7 @@ function makeChart(canvas) {
       const reach = (Math.log(19) * problem.eps) / 2;
       thresholds.forEach((t) => {
         const top = yOf(t + reach, range);
-        box(GUTTER, top, layout.width, yOf(t - reach, range) - top, colours.band);
+        box(layout.gutter, top, layout.width, yOf(t - reach, range) - top, colours.band);
       });
     }
     const base = yOf(range.low < 0 && range.high > 0 ? 0 : range.low > 0 ? range.low : range.high, range);
@@ -178,7 +213,7 @@ function makeChart(canvas) {
         context.strokeRect(x, top, width, height);
       }
     });
-    thresholds.forEach((t) => line(yOf(t, range), colours.threshold, [6, 4]));
+    drawThresholds(thresholds, range);
     order.forEach((i, place) => {
       const y = yOf(problem.scores[i], range);
       const x = xOf(place) + layout.slot / 2;
@@ -194,7 +229,24 @@ function makeChart(canvas) {
     context.restore();
   }
 
-  function drawShares({ result, hard, iterated, order }) {
+  // A line for each; of those that are outside, where.
+  function drawThresholds(thresholds, range) {
+    const panel = layout.scores;
+    const inside = thresholds.filter((t) => t >= range.low && t <= range.high);
+    const few = inside.length <= FEW;
+    context.globalAlpha = few ? 1 : 0.3;
+    inside.forEach((t) => line(yOf(t, range), colours.threshold, few ? 1.5 : 0.5, few ? [6, 4] : []));
+    context.globalAlpha = 1;
+    const tell = (outside, sign, y) => {
+      if (outside.length === 0) return;
+      const more = outside.length > 1 ? ", …" : "";
+      write(`threshold ${short(outside[0])}${more} ${sign}`, layout.width - 8, y, { align: "right", colour: colours.threshold });
+    };
+    tell(thresholds.filter((t) => t > range.high), "↑", panel.top + 16);
+    tell(thresholds.filter((t) => t < range.low), "↓", panel.top + panel.height - 22);
+  }
+
+  function drawShares({ problem, result, hard, iterated, order }) {
     const panel = layout.shares;
     const y = (share) => panel.top + panel.height * (1 - share);
     frame(panel, "A, beside the hard top-k", [[y(1), "1"], [y(0.5), "0.5"], [y(0), "0"]]);
@@ -217,20 +269,23 @@ function makeChart(canvas) {
     order.forEach((i, place) => {
       // Where there is little room, only what differs to the eye.
       if (!wide && Math.abs(iterated[i] - result.a[i]) < 0.02) return;
-      const x = xOf(place) + (wide ? layout.slot / 2 - 2 : 0);
-      box(x, y(Math.min(iterated[i], 1.02)) - 1.5, wide ? layout.slot / 2 : Math.max(layout.slot, 1.5), 3, colours.iterated);
+      if (!problem.mask[i]) return;
+      const half = wide ? width / 2 : Math.max(width, 1.5);
+      const x = xOf(place) + (wide ? inset + half - 1 : 0);
+      box(x, y(Math.min(iterated[i], 1.02)) - 1.5, half + (wide ? 2 : 0), 3, colours.iterated);
     });
   }
 
   function drawPlan({ problem, result, order }) {
     const panel = layout.plan;
     const { columns, plan } = result;
+    const last = columns - 1;
     const names = Array.from({ length: columns }, (_, j) =>
-      j === columns - 1 ? "rest" : problem.sorted ? String(j + 1) : "top",
+      j === last ? "rest" : problem.sorted ? String(j + 1) : "top",
     );
     const every = Math.ceil(12 / panel.row);
     const ticks = names.flatMap((name, j) =>
-      j % every === 0 || j === columns - 1 ? [[panel.top + (j + 0.5) * panel.row, name]] : [],
+      j === last || (j % every === 0 && j + every <= last) ? [[panel.top + (j + 0.5) * panel.row, name]] : [],
     );
     const title = problem.sorted ? "transport plan, a row for each rank" : "transport plan";
     frame(panel, title, ticks);
@@ -245,5 +300,5 @@ function makeChart(canvas) {
   }
 
   readColours();
-  return { draw, readColours, rangeOf, scoreAt, placeAt, panels: () => layout };
+  return { draw, readColours, rangeOf, digitsOf, scoreAt, placeAt, layout: () => layout };
 }

@@ -44,6 +44,7 @@ function show() {
   view = { a: result.a, hard, shares: sharesOf(result.a, k), undecided: softtopk.undecided(problem, result) };
   showFields(POINTS.length, POINTS.length);
   drawPlane();
+  keepInSight();
   showNumbers();
   $("code").textContent = toPython();
 }
@@ -149,7 +150,7 @@ function moveToPointer(event) {
 
 $("plane").addEventListener("click", moveToPointer);
 $("query").addEventListener("pointerdown", (event) => {
-  if (event.button === 0) $("query").setPointerCapture(event.pointerId);
+  if (event.button === 0 && event.isPrimary) $("query").setPointerCapture(event.pointerId);
 });
 $("query").addEventListener("pointermove", (event) => {
   if ($("query").hasPointerCapture(event.pointerId)) moveToPointer(event);
@@ -167,6 +168,4 @@ $("query").addEventListener("keydown", (event) => {
 $("copy-code").addEventListener("click", () => copy(toPython(), "The code is"));
 new ResizeObserver(() => view && changed()).observe($("stage"));
 followTheme();
-softtopk.ready.then(changed, (error) => {
-  $("error").textContent = `The solver could not be loaded: ${error.message}.`;
-});
+whenReady(changed);

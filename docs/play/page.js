@@ -7,14 +7,17 @@ let state = presetState("right");
 let view = null;
 let focus = 0; // the chosen bar, as a place in the picture
 let drag = null; // { i, y, range, moved }
-let edited = false; // whether the scores are being typed
+let typedFrom = null; // what the scores were typed into, while they are
+let undoable = false; // whether the back button is to lead to the state before
 let scheduled = 0;
 let later = 0;
 
 // What takes long, and is text: done when nothing has changed for a moment.
 const PAUSE = 120;
-// Iterations on more entries of the plan than this wait for the pause too.
-const QUICK = 3000;
+// Iterations on more entries of the plan than this wait for the pause too, and are done bit by bit,
+// each for so many milliseconds.
+const QUICK = 300;
+const BIT = 8;
 
 function problemOf() {
   const { scores, mask, k, largest, sorted } = state;
@@ -52,18 +55,39 @@ function show() {
   showControls();
   showNumbers();
   clearTimeout(later);
-  later = setTimeout(showTexts, PAUSE);
+  later = setTimeout(finish, PAUSE, quick ? null : softtopk.sinkhornSteps(problem));
+}
+
+// What waits for the pause: the texts, and then the iterations, if there are `steps` to do.
+function finish(steps) {
+  showTexts();
+  if (steps) iterate(steps);
+}
+
+function iterate(steps) {
+  const end = performance.now() + BIT;
+  let step;
+  do step = steps.next();
+  while (!step.done && performance.now() < end);
+  if (!step.done) {
+    later = setTimeout(iterate, 0, steps);
+    return;
+  }
+  view.iterated = step.value;
+  chart.draw(view);
+  showNumbers();
+  if ($("table").open) showTable();
 }
 
 function showControls() {
-  const n = state.scores.length;
-  const most = state.sorted ? Math.min(n, MOST_RANKS) : n;
-  showFields(most, n);
+  showFields(mostPlaces(state), state.scores.length);
   $("sorted").checked = state.sorted;
   $("ordered").checked = state.ordered;
   document.querySelector(`input[name="largest"][value="${state.largest ? 1 : 0}"]`).checked = true;
-  const panels = chart.panels();
-  $("bars").style.height = `${panels.scores.top + panels.scores.height}px`;
+  const { gutter, scores } = chart.layout();
+  $("bars").style.left = `${gutter}px`;
+  $("bars").style.height = `${scores.top + scores.height}px`;
+  keepInSight();
   document.querySelector(".when-unsorted").hidden = state.sorted;
   const told = presetOf(state);
   document.querySelectorAll("[data-preset]").forEach((button) => {
@@ -83,12 +107,17 @@ function showControls() {
 }
 
 // The preset that the state is, if it is one.
-const presetOf = (shown) =>
-  Object.keys(PRESETS).find((name) => toLink(presetState(name)) === toLink(shown));
+function presetOf(shown) {
+  const link = toLink(shown);
+  return Object.keys(PRESETS).find((name) => toLink(presetState(name)) === link);
+}
 
 // What the temperature does to scores that are not those of a preset.
 function diagnosis() {
+  if (!view.result.converged) return "The solver did not converge here, and the numbers are not exact. Please report these scores.";
   const { undecided, misplaced, places, taking } = sharpness();
+  if (taking === 0) return "No element takes part: put one back in.";
+  if (places === 0) return "No element is selected: raise k.";
   if (places === taking) return "All elements that take part are selected: there is nothing to decide.";
   if (undecided === 0) return "Nothing is undecided, so there is next to no gradient: raise the width or eps.";
   if (misplaced > places / 2) return "Most places are misplaced: lower the width or eps, unless all is still to be learned.";
@@ -106,12 +135,14 @@ function sharpness() {
 }
 
 function showNumbers() {
-  const { result, hard, iterated } = view;
-  const { undecided, misplaced, places } = sharpness();
-  $("undecided").textContent = `${short(undecided)} of ${hard.length}`;
+  const { result, iterated, range } = view;
+  const { undecided, misplaced, places, taking } = sharpness();
+  $("undecided").textContent = `${short(undecided)} of ${taking}`;
   $("misplaced").textContent = `${short(misplaced, 2)} of ${places}`;
-  const thresholds = result.thresholds.slice(0, 3).map((t) => short(t, 4)).join(", ");
-  $("threshold").textContent = thresholds + (result.thresholds.length > 3 ? ", …" : "");
+  // Where all or none are selected there is none, or it is infinite.
+  const thresholds = result.thresholds.filter(Number.isFinite);
+  const first = thresholds.slice(0, 3).map((t) => short(t, chart.digitsOf(range) + 1));
+  $("threshold").textContent = (first.join(", ") || "none") + (thresholds.length > 3 ? ", …" : "");
   const steepest = result.gradient.reduce((most, g) => Math.max(most, Math.abs(g)), 0);
   $("steepest").textContent = state.targets.size ? short(steepest) : "no element is marked";
   if (iterated) {
@@ -123,20 +154,26 @@ function showNumbers() {
 }
 
 function showTexts() {
-  if (!view.iterated) {
-    view.iterated = softtopk.sinkhorn(view.problem);
-    chart.draw(view);
-    showNumbers();
-  }
   $("code").textContent = toPython(state);
-  if (!edited) $("scores").value = state.scores.join(", ");
+  if (!typedFrom) $("scores").value = state.scores.join(", ");
   if ($("table").open) showTable();
-  // From the file system some browsers refuse to change the address.
+  if (toLink(state) !== location.hash) saveLink(undoable ? "pushState" : "replaceState");
+  undoable = false;
+}
+
+// From the file system, or often in a short time, some browsers refuse to change the address.
+function saveLink(how) {
   try {
-    history.replaceState(null, "", toLink(state));
+    history[how](null, "", toLink(state));
   } catch {
-    $("copy-link").hidden = true;
+    // The button still copies the link.
   }
+}
+
+// To be called before the scores are replaced: the back button brings them back.
+function remember() {
+  saveLink("replaceState");
+  undoable = true;
 }
 
 function columnsOfTable() {
@@ -153,10 +190,14 @@ function columnsOfTable() {
 
 function showTable() {
   const columns = Object.entries(columnsOfTable());
+  const text = (name, values, i) => {
+    if (!values) return "…";
+    return name === "score" ? String(values[i]).replaceAll("-", "−") : short(values[i], 4);
+  };
   const row = (tag, cells) => `<tr>${cells.map((cell) => `<${tag}>${cell}</${tag}>`).join("")}</tr>`;
   $("table").querySelector("thead").innerHTML = row("th", columns.map(([name]) => name));
   $("table").querySelector("tbody").innerHTML = state.scores
-    .map((_, i) => row("td", columns.map(([, values]) => short(values[i], 4))))
+    .map((_, i) => row("td", columns.map(([name, values]) => text(name, values, i))))
     .join("");
 }
 
@@ -170,11 +211,19 @@ const pointOf = (event) => {
 // Three digits of the range are as fine as a hand can be.
 function rounded(score, range) {
   const step = 10 ** Math.floor(Math.log10(range.span / 100));
-  return Number((Math.round(score / step) * step).toPrecision(12));
+  return Number((Math.round(score / step) * step).toPrecision(15));
+}
+
+// By hand: that ends typing, and the bar may move to another place.
+function setScore(i, score, range) {
+  endTyping();
+  state.scores[i] = Math.min(Math.max(rounded(score, range), -LARGEST_SCORE), LARGEST_SCORE);
+  if (state.ordered) focus = orderedPlace(i);
 }
 
 $("bars").addEventListener("pointerdown", (event) => {
-  if (event.button !== 0) return;
+  // Not for a second finger.
+  if (event.button !== 0 || !event.isPrimary) return;
   const { x, y } = pointOf(event);
   focus = chart.placeAt(x, state.scores.length);
   drag = { i: view.order[focus], y, range: view.range, moved: false };
@@ -183,13 +232,12 @@ $("bars").addEventListener("pointerdown", (event) => {
 });
 
 $("bars").addEventListener("pointermove", (event) => {
-  if (!drag) return;
+  if (!drag || !event.isPrimary) return;
   const { y } = pointOf(event);
   // A click is not quite still.
   if (!drag.moved && Math.abs(y - drag.y) < 4) return;
   drag.moved = true;
-  state.scores[drag.i] = rounded(chart.scoreAt(y, drag.range), drag.range);
-  if (state.ordered) focus = orderedPlace(drag.i);
+  setScore(drag.i, chart.scoreAt(y, drag.range), drag.range);
   changed();
 });
 
@@ -198,16 +246,14 @@ const orderedPlace = (i) => {
   return ahead.length;
 };
 
-function drop() {
-  if (drag && !drag.moved) toggle(drag.i, document.querySelector('input[name="click"]:checked').value);
+function drop(event) {
+  if (!drag || !event.isPrimary) return;
+  if (event.type === "pointerup" && !drag.moved) toggle(drag.i, document.querySelector('input[name="click"]:checked').value);
   drag = null;
   changed();
 }
 $("bars").addEventListener("pointerup", drop);
-$("bars").addEventListener("pointercancel", () => {
-  drag = null;
-  changed();
-});
+$("bars").addEventListener("pointercancel", drop);
 
 function toggle(i, what) {
   if (what === "mask") state.mask[i] = !state.mask[i];
@@ -221,11 +267,7 @@ $("bars").addEventListener("keydown", (event) => {
   const i = view.order[focus];
   const range = view.range;
   const step = 10 ** Math.floor(Math.log10(range.span / 10));
-  const raise = (by) => {
-    const moved = rounded(state.scores[i] + by, range);
-    state.scores[i] = Math.min(Math.max(moved, -LARGEST_SCORE), LARGEST_SCORE);
-    if (state.ordered) focus = orderedPlace(i);
-  };
+  const raise = (by) => setScore(i, state.scores[i] + by, range);
   const keys = {
     ArrowLeft: () => (focus = (focus + n - 1) % n),
     ArrowRight: () => (focus = (focus + 1) % n),
@@ -258,40 +300,58 @@ document.querySelectorAll('input[name="largest"]').forEach((radio) =>
   }),
 );
 $("scores").addEventListener("input", () => {
-  edited = true;
-  let problem = "";
+  if (!typedFrom) {
+    remember();
+    typedFrom = { ...state };
+  }
   try {
-    state.scores = parseScores($("scores").value);
+    const scores = parseScores($("scores").value);
+    // While they are typed anew there are few for a moment: what had to be less for those comes back.
+    const { k, width, mask, targets } = typedFrom;
+    Object.assign(state, { scores, k, width, mask, targets });
+    complain($("scores"), "");
     changed();
   } catch (error) {
-    problem = `${error.message}.`;
+    complain($("scores"), `${error.message}.`);
   }
-  $("scores").setAttribute("aria-invalid", String(problem !== ""));
-  $("error").textContent = problem;
+});
+// What is wrong stays to be mended, and what was changed in the meantime stays changed.
+$("scores").addEventListener("focus", () => {
+  if (typedFrom) typedFrom = { ...state };
 });
 $("scores").addEventListener("blur", () => {
-  if ($("error").textContent === "") edited = false;
+  if ($("scores").getAttribute("aria-invalid") === "false") endTyping();
 });
 
-$("random").addEventListener("click", () => {
-  const count = Number($("count").value);
-  const good = Number.isInteger(count) && count >= 2 && count <= MOST_SCORES;
-  $("error").textContent = good ? "" : `“How many” has to be a whole number from 2 to ${MOST_SCORES}.`;
-  if (!good) return;
-  const normal = () => Math.sqrt(-2 * Math.log(1 - Math.random())) * Math.cos(2 * Math.PI * Math.random());
-  state.scores = Array.from({ length: count }, () => Number(normal().toFixed(3)));
-  state.mask = state.scores.map(() => true);
-  edited = false;
-  $("scores").setAttribute("aria-invalid", "false");
+// A bar that is being dragged may not be there any more.
+function openState(next) {
+  state = next;
+  drag = null;
+  endTyping();
   changed();
+}
+
+// The field shows the scores of the state again.
+function endTyping() {
+  typedFrom = null;
+  complain($("scores"), "");
+}
+
+$("random").addEventListener("click", () => {
+  const problem = problemOfNumber($("count"), "The number of scores");
+  complain($("count"), problem);
+  if (problem) return;
+  remember();
+  const normal = () => Math.sqrt(-2 * Math.log(1 - Math.random())) * Math.cos(2 * Math.PI * Math.random());
+  const scores = Array.from({ length: Number($("count").value) }, () => Number(normal().toFixed(3)));
+  openState({ ...state, scores, mask: scores.map(() => true) });
 });
 
 document.querySelectorAll("[data-preset]").forEach((button) =>
   button.addEventListener("click", () => {
-    state = presetState(button.dataset.preset);
-    edited = false;
-    $("error").textContent = "";
-    changed();
+    remember();
+    $("notice").textContent = "";
+    openState(presetState(button.dataset.preset));
   }),
 );
 
@@ -300,6 +360,7 @@ $("copy-link").addEventListener("click", () =>
   copy(location.href.split("#")[0] + toLink(state), "The link is"),
 );
 $("copy-table").addEventListener("click", () => {
+  view.iterated ??= softtopk.sinkhorn(view.problem);
   const columns = Object.entries(columnsOfTable());
   const lines = state.scores.map((_, i) => columns.map(([, values]) => values[i]).join(","));
   copy([columns.map(([name]) => name).join(","), ...lines].join("\n") + "\n", "The table is");
@@ -308,10 +369,8 @@ $("table").addEventListener("toggle", () => $("table").open && showTable());
 
 function openLink() {
   const { state: linked, problem } = fromLink(location.hash);
-  state = linked;
-  edited = false;
-  $("error").textContent = problem;
-  changed();
+  $("notice").textContent = problem;
+  openState(linked);
 }
 window.addEventListener("hashchange", openLink);
 new ResizeObserver(() => view && changed()).observe($("stage"));
@@ -319,6 +378,4 @@ followTheme(() => {
   chart.readColours();
   if (view) changed();
 });
-softtopk.ready.then(openLink, (error) => {
-  $("error").textContent = `The solver could not be loaded: ${error.message}.`;
-});
+whenReady(openLink);

@@ -5,12 +5,14 @@
 const softtopk = (() => {
   // An element is decided if its A is this near to 0 or 1, as in eps_for.
   const DECIDED = 0.05;
+  const ITERATIONS = 200; // of the paper
   let core;
 
-  const bytes = Uint8Array.from(atob(SOFTTOPK_CORE.module), (c) => c.charCodeAt(0));
-  const ready = WebAssembly.instantiate(bytes).then(({ instance }) => {
-    core = instance.exports;
-  });
+  // To be called, and waited for, before the others.
+  async function load() {
+    const bytes = Uint8Array.from(atob(SOFTTOPK_CORE.module), (c) => c.charCodeAt(0));
+    core = (await WebAssembly.instantiate(bytes)).instance.exports;
+  }
 
   // Call body(write, space) and free the memory of all arrays afterwards. `write` copies numbers
   // to the core and returns their address, `space` makes room for so many numbers and returns the
@@ -39,8 +41,10 @@ const softtopk = (() => {
     }
   }
 
+  // The statuses of kernels.hpp. Scores are finite here, so that the one for infinite ones is a fault.
   const check = (status) => {
     if (status === 1) throw new Error("there is not enough memory for so many scores");
+    if (status !== 0) throw new Error(`the solver returned the status ${status}`);
   };
 
   // problem: { scores, mask (true takes part), k, eps, largest, sorted }
@@ -48,9 +52,12 @@ const softtopk = (() => {
   //
   // Returns a (n); plan (n x columns), which is the paper's plan times n, with a column for what is
   // selected (or for each rank) and a last one for the rest; the thresholds (one, or k), where
-  // neighbouring columns have equal shares; and the gradient (n) in the scores.
+  // neighbouring columns have equal shares; the gradient (n) in the scores; and converged, whether
+  // the thresholds are as exact as they can be.
   function solve(problem, targets = []) {
-    return problem.sorted ? solveSorted(problem, targets) : solveUnsorted(problem, targets);
+    // No places have no ranks.
+    const ranked = problem.sorted && problem.k > 0;
+    return ranked ? solveSorted(problem, targets) : solveUnsorted(problem, targets);
   }
 
   function solveUnsorted({ scores, mask, k, eps, largest }, targets) {
@@ -75,7 +82,8 @@ const softtopk = (() => {
         plan[2 * i + 1] = mask[i] ? 1 - share : 0;
       });
       const threshold = (pivot + offset * tau) * (largest ? 1 : -1);
-      return { a: selected, plan, columns: 2, thresholds: [threshold], gradient: out() };
+      const thresholds = [threshold];
+      return { a: selected, plan, columns: 2, thresholds, gradient: out(), converged: true };
     });
   }
 
@@ -89,8 +97,9 @@ const softtopk = (() => {
       const [pivotAt, pivot] = space(k + 1);
       const [offsetAt, offset] = space(k);
       const [outAt, out] = space(n);
-      const converged = space(1)[0];
-      check(core.ranking(n, x, taking, largest, k, tau, ranksAt, pivotAt, offsetAt, converged));
+      const endedAt = write([0], Uint8Array);
+      check(core.ranking(n, x, taking, largest, k, tau, ranksAt, pivotAt, offsetAt, endedAt));
+      const converged = new Uint8Array(core.memory.buffer, endedAt, 1)[0] === 1;
       const cotangent = new Float64Array(n * k);
       targets.forEach((i) => cotangent.fill(1, i * k, (i + 1) * k));
       const grad = write(cotangent);
@@ -106,7 +115,7 @@ const softtopk = (() => {
       const pivots = pivot();
       const sign = largest ? 1 : -1;
       const thresholds = Array.from(offset(), (o, j) => (pivots[j] + o * tau) * sign);
-      return { a, plan, columns, thresholds, gradient: out() };
+      return { a, plan, columns, thresholds, gradient: out(), converged };
     });
   }
 
@@ -135,7 +144,7 @@ const softtopk = (() => {
       let upTo = 0;
       for (let j = 0; j < k; j++) count += isUndecided((upTo += plan[i * columns + j]));
     }
-    return count / k;
+    return count / Math.max(k, 1);
   }
 
   // The eps at which `width` elements are undecided: the search of eps_for in
@@ -150,7 +159,7 @@ const softtopk = (() => {
       .reverse();
     const span = x.length ? x[0] - x[x.length - 1] : 0;
     if (!(span > 0)) return 1;
-    const pivot = problem.k <= x.length ? x[problem.k - 1] : -Infinity;
+    const pivot = problem.k <= x.length ? x[Math.max(problem.k, 1) - 1] : -Infinity;
     let gap = span;
     const consider = (distance) => {
       if (distance > 0) gap = Math.min(gap, distance);
@@ -181,9 +190,10 @@ const softtopk = (() => {
     return 2 ** right;
   }
 
-  // A (n) after so many iterations of Sinkhorn's algorithm in the log domain, as in
-  // functional/_sinkhorn.py with tol=0.
-  function sinkhorn(problem, iterations = 200) {
+  // A (n) after 200 iterations, as many as the paper's, of Sinkhorn's algorithm in the log domain, as in
+  // functional/_sinkhorn.py with tol=0. Stops after each iteration, so that a page can do
+  // something else in between.
+  function* sinkhornSteps(problem) {
     const { k, eps, largest, mask, sorted } = problem;
     const all = canonical(problem);
     const x = all.filter((value) => value > -Infinity);
@@ -204,7 +214,8 @@ const softtopk = (() => {
     const logMu = -Math.log(m);
     const logQ = new Float64Array(used.length);
     const logP = new Float64Array(m);
-    const balanceRows = () => {
+    for (let step = 0; step < ITERATIONS; step++) {
+      yield;
       for (let i = 0; i < m; i++) {
         let top = -Infinity;
         for (let j = 0; j < used.length; j++) top = Math.max(top, score[j][i] + logQ[j]);
@@ -212,9 +223,6 @@ const softtopk = (() => {
         for (let j = 0; j < used.length; j++) sum += Math.exp(score[j][i] + logQ[j] - top);
         logP[i] = logMu - top - Math.log(sum);
       }
-    };
-    for (let step = 0; step < iterations; step++) {
-      balanceRows();
       for (let j = 0; j < used.length; j++) {
         let top = -Infinity;
         for (let i = 0; i < m; i++) top = Math.max(top, score[j][i] + logP[i]);
@@ -235,5 +243,14 @@ const softtopk = (() => {
     return a;
   }
 
-  return { ready, solve, hardTopk, undecided, epsFor, sinkhorn };
+  // The same in one go.
+  function sinkhorn(problem) {
+    const steps = sinkhornSteps(problem);
+    for (;;) {
+      const { done, value } = steps.next();
+      if (done) return value;
+    }
+  }
+
+  return { load, solve, hardTopk, undecided, epsFor, sinkhorn, sinkhornSteps };
 })();

@@ -6,16 +6,18 @@ const MOST_SCORES = 5000;
 // plan cannot be told apart.
 const MOST_RANKS = 64;
 const LARGEST_SCORE = 1e9;
+// Of smaller ones, differences and what is divided by them leave the range of numbers.
+const SMALLEST_SCORE = 1e-100;
 
 const STORY_SCORES = [2.1, 0.3, 1.2, -0.6, 1.9, 0.8, -1.4, 1.5, 0.1, 1.0, -0.2, 0.5];
 const PRESETS = {
   cold: {
     eps: 0.005,
-    story: "The selection is right, but nothing is undecided: the marked score gets no gradient, and no training could bring it in.",
+    story: "The selection is right, but nothing is undecided: the marked score gets no gradient, and cannot come in.",
   },
   right: {
     eps: 0.5,
-    story: "The elements near the threshold share the places. The arrows say how to bring the marked score in: raise it, lower its rivals.",
+    story: "Those near the threshold share the places. The arrows bring the marked score in: raise it, lower its rivals.",
   },
   hot: {
     eps: 20,
@@ -38,17 +40,24 @@ function presetState(name) {
   };
 }
 
+// A word of somebody else's text, in a message.
+const quoted = (word) => `“${word.length > 20 ? `${word.slice(0, 20)}…` : word}”`;
+
 // The numbers of a text, or an error that says which word is none.
 function parseScores(text) {
-  const words = text.split(/[\s,;[\]()]+/).filter((word) => word !== "");
+  // A minus sign, such as that of the labels of this page, is one too.
+  const words = text.replaceAll("−", "-").split(/[\s,;[\]()]+/).filter((word) => word !== "");
   const scores = words.map((word) => {
     const value = /^[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?$/i.test(word) ? Number(word) : NaN;
     if (!(Math.abs(value) <= LARGEST_SCORE)) {
-      throw new Error(`“${word.slice(0, 20)}” is not a number from -1e9 to 1e9`);
+      throw new Error(`${quoted(word)} is not a number from -1e9 to 1e9`);
+    }
+    if (value !== 0 && Math.abs(value) < SMALLEST_SCORE) {
+      throw new Error(`${quoted(word)} is nearer to 0 than 1e-100: write 0`);
     }
     return value;
   });
-  if (scores.length < 2) throw new Error("give two numbers or more, such as 0.4 1.7 2.3");
+  if (scores.length === 0) throw new Error("give some numbers, such as 0.4 1.7 2.3");
   if (scores.length > MOST_SCORES) {
     throw new Error(`${scores.length} numbers are too many: this page takes up to ${MOST_SCORES}`);
   }
@@ -58,16 +67,18 @@ function parseScores(text) {
 // Bring what depends on the scores back into its limits.
 function settle(state) {
   const n = state.scores.length;
-  if (state.mask.length !== n) state.mask = state.scores.map(() => true);
+  state.mask = state.scores.map((_, i) => state.mask[i] ?? true);
   state.targets = new Set([...state.targets].filter((i) => i < n));
-  const clamp = (value, most) => Math.min(Math.max(Math.round(value) || 1, 1), most);
-  state.k = clamp(state.k, state.sorted ? Math.min(n, MOST_RANKS) : n);
-  state.width = clamp(state.width, n);
+  state.k = Math.min(Math.round(state.k), mostPlaces(state));
+  state.width = Math.min(Math.round(state.width), n);
   return state;
 }
 
-// The state as a part of a link, and back. What a link does not say, or says wrongly, is as in the
-// first preset that the page shows.
+// The largest k.
+const mostPlaces = ({ scores, sorted }) => (sorted ? Math.min(scores.length, MOST_RANKS) : scores.length);
+
+// The state as a part of a link, and back. A link may name a preset instead. Without scores or a preset
+// it leads to the preset that the page opens with; so does one that is wrong, and the problem is said.
 function toLink(state) {
   const places = (chosen) => state.scores.flatMap((_, i) => (chosen(i) ? [i] : [])).join(",");
   const parts = {
@@ -87,8 +98,9 @@ function toLink(state) {
 function fromLink(link) {
   const said = new URLSearchParams(link.replace(/^#/, "").replaceAll("+", "%2B"));
   const state = presetState("right");
-  if (!said.has("x")) return { state, problem: "" };
   try {
+    if (said.has("preset")) return { state: presetState(presetNamed(said.get("preset"))), problem: "" };
+    if (!said.has("x")) return { state, problem: "" };
     state.scores = parseScores(said.get("x"));
     const n = state.scores.length;
     const places = (name) => (said.get(name) ?? "").split(",").filter(Boolean).map(Number);
@@ -99,20 +111,28 @@ function fromLink(link) {
     state.largest = said.get("largest") !== "0";
     state.sorted = said.get("sorted") === "1";
     state.ordered = said.get("ordered") === "1";
-    state.k = numberOf(said, "k", 1, n, state.k);
+    state.k = numberOf(said, "k", 0, n, Math.min(state.k, n));
     state.eps = numberOf(said, "eps", 1e-9, 1e9, state.eps);
-    state.width = numberOf(said, "width", 1, n, state.width);
+    state.width = numberOf(said, "width", 1, n, Math.min(state.width, n));
     return { state: settle(state), problem: "" };
   } catch (error) {
     return { state: presetState("right"), problem: `The link was not understood: ${error.message}.` };
   }
 }
 
+function presetNamed(name) {
+  if (!Object.hasOwn(PRESETS, name)) {
+    throw new Error(`there is no preset ${quoted(name)}, but ${Object.keys(PRESETS).join(", ")}`);
+  }
+  return name;
+}
+
 function numberOf(said, name, least, most, otherwise) {
   if (!said.has(name)) return otherwise;
-  const value = Number(said.get(name));
+  const text = said.get(name).trim();
+  const value = text === "" ? NaN : Number(text);
   if (!(value >= least && value <= most)) {
-    throw new Error(`${name} is “${said.get(name)}”, and has to be from ${least} to ${most}`);
+    throw new Error(`${name} is ${quoted(text)}, and has to be from ${least} to ${most}`);
   }
   return value;
 }

@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PICTURE = ROOT / "docs/images/architecture.svg"
-WIDTH, ROW, GAP, MARGIN, LABEL = 960, 62, 12, 16, 44
+WIDTH, ROW, GAP, MARGIN, LABEL = 720, 62, 10, 10, 40
 INK, PAPER, BLUE, PALE = "#1a1a1a", "#ffffff", "#0072B2", "#e6f1f8"
 FONT = 'font-family="system-ui, sans-serif"'
 
@@ -32,7 +32,7 @@ def title(part: str) -> str:
 
 def box(part: str, uses: dict[str, set[str]], x: float, y: float, width: float) -> str:
     names = ", ".join("softtopk" if p == "__init__" else p for p in nearest(part, uses))
-    fill = PAPER if part.startswith("_") else PALE
+    fill = PALE if part.startswith("__") or not part.startswith("_") else PAPER  # private: white
     text = f'x="{x + width / 2:.0f}" text-anchor="middle" {FONT} fill="{INK}"'
     return (
         f'<rect x="{x:.0f}" y="{y}" width="{width:.0f}" height="{ROW - GAP}" rx="6" fill="{fill}"'

@@ -8,7 +8,7 @@ from typing import Any
 from griffe import Extension, Module, Object
 
 DOCTEST = re.compile(r"^( *)>>> .*\n?(?:\1(?! *\n).+\n?)*", re.MULTILINE)
-MATHS = re.compile(r"^( *)\.\. math::\n((?:\1 +.*\n?|\n)+)", re.MULTILINE)
+MATHS = re.compile(r"^( *)\.\. math::(.*\n(?:\1 +.*\n?|\n)*)", re.MULTILINE)
 NAME = re.compile(r"(?<![`\[])`([A-Za-z_]\w*)`(?![`\]])")
 
 

@@ -6,7 +6,6 @@ import logging
 import os
 import posixpath
 import re
-import unicodedata
 from collections.abc import Iterator
 from html import unescape
 from html.parser import HTMLParser
@@ -22,7 +21,20 @@ log = logging.getLogger("mkdocs.hooks.softtopk")  # a warning there fails a stri
 ROOT = Path(__file__).parents[2]
 # Files of the root that are pages of the site too.
 PAGES = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
+THIN = '<mspace width="0.167em" />'
+ABOVE_TABLES = (
+    "This page has a table that a command made from the records of runs. "
+    "[All tables](README.md) says by which command, and which page discusses it."
+)
 PAGE_OF_COMMANDS = "api/command_line.md"
+COMMANDS = "**Commands**"  # where its text begins
+
+
+def on_config(config: Any) -> Any:
+    """Without mike, which publishes versions, there is no list of them to ask for."""
+    if "MIKE_DOCS_VERSION" not in os.environ:
+        config.extra.pop("version")
+    return config
 
 
 def on_pre_build(config: Any) -> None:
@@ -30,7 +42,11 @@ def on_pre_build(config: Any) -> None:
     text = "".join(path.read_text() for path in (ROOT / "docs/api").glob("*.md"))
     package = griffe.load("softtopk", search_paths=[ROOT / "src"], resolve_aliases=True)
     for name in re.findall(r"^::: softtopk\.?(.*)$", text, re.MULTILINE):
-        module = package[name] if name else package
+        try:
+            module = package[name] if name else package
+        except KeyError:
+            log.warning(f"there is no softtopk.{name}, which a page of docs/api/ names")
+            continue
         if not module.exports:
             log.warning(f"softtopk.{name} has no __all__: the site would show nothing of it")
         for export in module.exports or ():
@@ -62,6 +78,9 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     source = {page: name for name, page in PAGES.items()}.get(uri, f"docs/{uri}")
     if uri == PAGE_OF_COMMANDS:
         return f"{markdown}\n{_commands()}"
+    if uri.startswith("results/") and not markdown.startswith("# "):
+        markdown = f"{ABOVE_TABLES}\n\n{markdown}"  # the commands write the table alone
+        page.meta["hide"] = ["toc"]  # wide tables need the place
     blocks = re.split(r"(^```.*?^```$)", markdown, flags=re.MULTILINE | re.DOTALL)
     blocks[::2] = [
         re.sub(
@@ -90,49 +109,77 @@ def _commands() -> str:
     from softtopk.cli._app import make_app
 
     text = make_app().generate_docs(heading_level=2, usage_name="softtopk")
-    return text[text.index("**Commands**") :]  # after the title and a table of contents
+    start = text.find(COMMANDS)  # after the title and a table of contents
+    if start < 0:
+        raise PluginError(
+            f"the help that cyclopts writes has no {COMMANDS}, from which on {PAGE_OF_COMMANDS} "
+            "shows it: look at what make_app().generate_docs() returns, and change COMMANDS"
+        )
+    return text[start:]
 
 
-def on_page_content(html: str, **_: Any) -> str:
-    """Render the maths, which arithmatex has marked."""
+def on_page_content(html: str, page: Any, **_: Any) -> str:
+    """Render the maths, which arithmatex has marked; none may be left as it was written."""
     html = re.sub(
-        r'<span class="arithmatex">\\\((.*?)\\\)</span>',
-        lambda m: mathml(unescape(m[1]), "inline"),
+        r'<span class="arithmatex">\\\((.*?)\\\)</span>([,.;:)]*)',  # which no line starts with
+        lambda m: f'<span class="maths">{mathml(unescape(m[1]), "inline")}{m[2]}</span>',
         html,
         flags=re.DOTALL,
     )
-    return re.sub(
+    html = re.sub(
         r'<div class="arithmatex">\s*\\\[(.*?)\\\]\s*</div>',
         lambda m: f'<div class="maths">{mathml(unescape(m[1]), "block")}</div>',
         html,
         flags=re.DOTALL,
     )
+    html = html.replace(" ± ", "\u00a0±\u00a0")
+    folder = (ROOT / "docs" / page.file.src_uri).parent
+    html = re.sub(
+        r'<img [^>]*?src="([^":]+)"',
+        lambda m: f'{m[0]} class="wide"' if _is_wide(folder / m[1]) else m[0],
+        html,
+    )
+    text = re.sub(r"<(pre|code|script|style)\b.*?</\1>|<[^>]+>", "", html, flags=re.DOTALL)
+    for left in re.findall(r".*(?:\\|\.\. math::|:math:|\$\S[^$\n]*\$).*", text):
+        log.warning(f"{page.file.src_uri} has maths that is not rendered: {left.strip()}")
+    return html
+
+
+def _is_wide(picture: Path) -> bool:
+    """Whether its text is too small for a phone; recipes have 700 pixels and large text."""
+    if picture.suffix != ".png":
+        return picture.suffix == ".svg"
+    header = picture.read_bytes()[:24]
+    width, height = int.from_bytes(header[16:20], "big"), int.from_bytes(header[20:], "big")
+    return width > max(1000, 1.5 * height)
 
 
 def mathml(tex: str, display: str) -> str:
     r"""Presentation MathML, with what browsers need and the converter leaves out."""
     # It knows these under other names only.
-    tex = re.sub(r"\\(begin|end)\{aligned\}", r"\\\1{align*}", tex)
-    tex = re.sub(r"\\operatorname\*\{arg\\,(min|max)\}", r"\\arg\1", tex)
-    html = convert(tex.replace(r"\operatorname*", r"\operatorname"), display=display)
+    tex = re.sub(r"\\arg\s*\\(min|max)", r"\\arg\1", tex)
+    tex = re.sub(r"(?<!\\)\\\s", r"\\; ", tex).replace(r"\!", "")  # spaces
+    tex = re.sub(r"\\l([vV])ert(.*?)\\r\1ert(?![a-zA-Z])", _norm, tex)
+    html = convert(tex, display=display)
     if display == "block":  # limits stand below their operator
         html = re.sub(
             r"<msub>(<mo[^>]*>(?:min|max|lim|arg&#x02009;m..|sup|inf)</mo>)(.*?)</msub>",
             r"<munder>\1\2</munder>",
             html,
         )
-    # Browsers know no variants but the characters themselves.
-    return re.sub(r' mathvariant="bold(?:-italic)?">(&#x\w+;|[^<])<', _bold, html)
+    # Names are no operators, with space on both sides; before what is no bracket, a little.
+    html = re.sub(r"<mo>(softmax|diag|Cov)</mo>", r"<mi>\1</mi>", html)
+    alone = r"(?<!<msub>)(<mi>(?:log|exp)</mi>)(?!<mrow><mo|<mo[^>]*>&#x00028;)"
+    html = re.sub(alone, rf"\1{THIN}", html)
+    html = re.sub(r"(</m(?:i|n|sub|sup)>)(?=<mi>(?:log|exp)</mi>)", rf"\1{THIN}", html)
+    # Few fonts have a line that stretches over what is below it: extra.css draws it.
+    over = r"<mover>(<mrow>(?:(?!<mover>).)*</mrow>)<mo[^>]*>&#x02015;</mo></mover>"
+    return re.sub(over, r'<mrow class="over">\1</mrow>', html)
 
 
-def _bold(match: re.Match[str]) -> str:
-    letter = unescape(match[1])
-    name = unicodedata.name(letter).replace("LETTER ", "").removeprefix("LATIN ")
-    try:
-        letter = unicodedata.lookup(f"MATHEMATICAL BOLD {name.removeprefix('GREEK ')}")
-    except KeyError:
-        letter = match[1]
-    return f' mathvariant="normal">{letter}<'
+def _norm(match: re.Match[str]) -> str:
+    bar = "|" if match[1] == "v" else r"\|"
+    return rf"\left{bar}{match[2]}\right{bar}"
 
 
 class _Loaded(HTMLParser):
@@ -151,7 +198,12 @@ class _Loaded(HTMLParser):
 
 
 def on_post_build(config: Any) -> None:
-    """Fail if a page or a style would load something from the network."""
+    """Fail if a page or a style names something to load from the network.
+
+    Scripts are not read. That of the theme can load a polyfill, for browsers that are older than
+    MathML in them, and Mermaid, for diagrams, of which we have none. It would also ask GitHub
+    about the repository, but for our source.html. tests/page/test_site.py sees what is loaded.
+    """
     found = []
     for path in Path(config.site_dir).rglob("*.*"):
         if path.suffix == ".html":

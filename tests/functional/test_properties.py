@@ -155,18 +155,60 @@ def test_theorem_1_the_jacobian_is_not_zero(problem):
     assert_close(jacobian.sum(0), torch.zeros_like(scores), rtol=0, atol=1e-12 / eps)
 
 
-@given(problems(max_size=20))
-def test_theorem_2_the_bias_is_bounded(problem):
-    """Theorem 2: |Gamma_eps - Gamma|_F <= eps (ln n + ln 2) / (n gap)."""
-    scores, k, eps = problem
+def bias_and_bounds(scores, k, eps):
+    """|Gamma_eps - Gamma_0|_F, a bound that holds (docs/maths.md), and that of Theorem 2."""
     n = len(scores)
     ordered = scores.sort().values
     gap = float(ordered[k] - ordered[k - 1])
-    assume(gap > 1e-6)
     soft = soft_topk(scores, k, eps=eps, largest=False)
     hard = (scores <= ordered[k - 1]).double()
     bias = math.sqrt(2) * (soft - hard).norm().item() / n  # both columns of the plan
-    assert bias <= eps * (math.log(n) + math.log(2)) / (n * gap)
+    share = k / n
+    entropy = -share * math.log(share) - (1 - share) * math.log1p(-share)
+    bound = math.sqrt(2 * eps * entropy / (n * gap))
+    return bias, bound, eps * (math.log(n) + math.log(2)) / (n * gap)
+
+
+@given(problems(max_size=20))
+def test_the_bias_is_bounded(problem):
+    """The paper's Theorem 2 holds for so few scores."""
+    scores, k, eps = problem
+    ordered = scores.sort().values
+    assume(ordered[k] - ordered[k - 1] > 1e-6)
+    bias, bound, theorem_2 = bias_and_bounds(scores, k, eps)
+    assert bias <= bound
+    assert bias <= theorem_2
+
+
+@given(
+    n=st.integers(2, 3000),
+    share=st.floats(0.001, 0.999),
+    width=st.sampled_from([0.0, 1e-3, 1.0]),
+    eps=st.floats(-2, 2).map(lambda power: 10.0**power),
+)
+@example(n=3000, share=0.5, width=0.0, eps=0.78)
+def test_the_bias_is_bounded_for_many_scores_in_two_clusters(n, share, width, eps):
+    k = min(max(1, round(share * n)), n - 1)
+    near = torch.linspace(0, width, n, dtype=torch.float64)
+    scores = torch.cat([-near[:k], 1 + near[: n - k]])
+    bias, bound, _ = bias_and_bounds(scores, k, eps)
+    assert bias <= bound
+
+
+@pytest.mark.parametrize(("n", "fails"), [(200, False), (250, True), (1000, True), (4000, True)])
+def test_theorem_2_fails_for_many_scores_in_two_clusters(n, fails):
+    """Where it is nearest to failing: r / (1 + exp(r)) is the largest at r = gap / eps = 1.278."""
+    scores = torch.arange(2, dtype=torch.float64).repeat_interleave(n // 2)
+    bias, bound, theorem_2 = bias_and_bounds(scores, n // 2, 1 / 1.278)
+    assert bias <= bound
+    assert (bias > theorem_2) == fails
+
+
+def test_theorem_2_fails_at_the_numbers_of_the_docs():
+    scores = torch.arange(2, dtype=torch.float64).repeat_interleave(500)
+    bias, bound, theorem_2 = bias_and_bounds(scores, 500, 1.0)
+    assert (bias, theorem_2) == pytest.approx((0.01203, 0.00760), abs=5e-6)
+    assert bound == pytest.approx(0.03723, abs=5e-6)
 
 
 @both_paths

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from axe_playwright_python.sync_playwright import Axe
 
+from browser import PHONE, serious_violations, touch
 from softtopk import eps_for
 
 KNN = (Path(__file__).parents[2] / "docs" / "play" / "knn.html").as_uri()
-PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "device_scale_factor": 2}
 
 
 @pytest.fixture
@@ -102,13 +101,51 @@ def test_a_phone(knn):
     page.touchscreen.tap(box["x"] + box["width"] * 0.75, box["y"] + box["height"] * 0.25)
     assert query(page) == pytest.approx([2, 1.4], abs=0.03)
     check_numbers(page)
+    page.evaluate("scrollTo(0, 0)")
+    box = page.locator("#query").bounding_box()
+    x, y = box["x"] + 22, box["y"] + 22
+    touch(page, [(x, y)], [(x - 20, y + 20)], [(x - 60, y + 60)])
+    assert query(page) == pytest.approx([2 - 8 * 60 / 358, 1.4 - 8 * 60 / 358], abs=0.05)
+    assert page.evaluate("scrollY") == 0  # the finger drags the query, not the page
+    check_numbers(page)
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("size", [{}, PHONE], ids=["desktop", "phone"])
+@pytest.mark.parametrize("width", [320, 390, 768, 1280])
+def test_everything_has_its_place(knn, width):
+    page = knn(viewport={"width": width, "height": 844})
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    title, theme = (page.locator(name).bounding_box() for name in ("h1", "#theme"))
+    assert theme["y"] < title["y"] + title["height"]  # in one line
+    assert theme["x"] > title["x"] + title["width"]
+    assert (
+        page.evaluate(
+            """Array.from(document.querySelectorAll("main *"))
+            .filter((each) => each.getBoundingClientRect().right > innerWidth + 0.5)
+            .map((each) => each.outerHTML)"""
+        )
+        == []
+    )
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("k", "0", "k has to be a whole number from 1 to 36."),
+        ("k", "2.5", "k has to be a whole number from 1 to 36."),
+        ("eps", "-1", "eps has to be a number from 1e-6 to 1e6."),
+        ("width", "", "width has to be a whole number from 1 to 36."),
+    ],
+)
+def test_a_wrong_number_is_told_and_changes_nothing(knn, field, value, said):
+    page = knn()
+    before = check_numbers(page)["A"]
+    page.locator(f"#{field}-number").fill(value)
+    assert said in page.locator(".error").all_text_contents()
+    assert check_numbers(page)["A"].tolist() == before.tolist()
+
+
+@pytest.mark.parametrize(("scheme", "size"), [("light", {}), ("dark", PHONE)])
 def test_axe_finds_nothing_serious(knn, scheme, size):
     page = knn(color_scheme=scheme, **size)
     assert page.evaluate("document.documentElement.dataset.theme") == scheme
-    violations = Axe().run(page, options={"preload": False}).response["violations"]
-    serious = [each for each in violations if each["impact"] in ("serious", "critical")]
-    assert [(each["id"], each["nodes"][0]["html"]) for each in serious] == []
+    assert serious_violations(page) == []

@@ -150,12 +150,16 @@ def test_members_are_pushed_down_and_all_others_up() -> None:
 
 
 def test_the_bias_is_below_its_bound_and_grows() -> None:
-    seven, fifty = CATALOGUE["bias"].make()
+    seven, fifty, clusters = CATALOGUE["bias"].make()
     assert seven.gap == pytest.approx(0.5)
     assert (len(seven.scores), len(fifty.scores)) == (7, 50)
-    for part in (seven, fifty):
+    assert (seven.bias < seven.theorem_2).all()
+    assert (fifty.bias < fifty.theorem_2).all()
+    assert (clusters.bias > 1.5 * clusters.theorem_2).any()
+    for part in (seven, fifty, clusters):
         n = len(part.scores)
-        assert_allclose(part.bound, part.eps * math.log(2 * n) / (n * part.gap))
+        assert_allclose(part.theorem_2, part.eps * math.log(2 * n) / (n * part.gap))
+        assert_allclose(part.bound, (part.eps * math.log(4) / (n * part.gap)).sqrt())
         assert (part.bias < part.bound).all()
         visible = part.bias > 1e-12  # below, rounding has the last word
         assert (part.bias[visible].diff() > 0).all()

@@ -145,15 +145,17 @@ def test_gradient() -> None:
 def test_bias() -> None:
     data, figure = drawn("bias")
     for axes, part in zip(figure.axes, data, strict=True):
-        assert axes.get_title() == f"{part.title}\nk = 5, gap {part.gap:.2g}"
+        assert axes.get_title() == f"{part.title}\nk = {part.k}, gap {part.gap:.2g}"
         lines = {line.get_label(): line for line in axes.lines}
-        assert set(lines) == {"bias", "bound"}
+        assert set(lines) == {"bias", "bound", "Theorem 2 of the paper"}
         assert_allclose(lines["bound"].get_data(), [part.eps, part.bound])
+        stated = lines["Theorem 2 of the paper"].get_data()
+        assert_allclose(stated, [part.eps, part.theorem_2])
         bias = np.where(part.bias > 0, part.bias, np.nan)
         assert_allclose(lines["bias"].get_data(), [part.eps, bias])
         low, high = axes.get_ylim()
         assert low < 1e-7
-        assert high > part.bound.max()
+        assert high > max(part.bound.max(), part.theorem_2.max())
 
 
 @pytest.fixture(scope="module")
