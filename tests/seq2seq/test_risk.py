@@ -266,8 +266,11 @@ def test_wrong_arguments():
     decoder = Tiny(0)
     with pytest.raises(ValueError, match="give width or eps, not both"):
         expected_risk(torch.zeros(3), torch.zeros(3), width=1, eps=1.0)
-    with pytest.raises(ValueError, match=r"risk must have the shape of scores, \(3,\), got \(2,\)"):
+    with pytest.raises(ValueError, match=r"tensor of the shape of scores, \(3,\), got"):
         expected_risk(torch.zeros(3), torch.zeros(2))
+    with pytest.raises(ValueError, match="eps must be positive"):
+        expected_risk(torch.zeros(3), torch.zeros(3), k=None, eps=0.0)
+    assert expected_risk(torch.tensor([0.0, math.nan, 1.0]), torch.zeros(3)).isnan()
     with pytest.raises(ValueError, match="risk must be finite"):
         expected_risk(torch.zeros(3), torch.tensor([0.0, math.nan, 1.0]))
     with pytest.raises(ValueError, match="give them as candidates"):

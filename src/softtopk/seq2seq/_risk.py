@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .._checks import check_flag, check_integer, check_not_negative
+from .._checks import check_flag, check_integer, check_not_negative, check_positive
 from ..functional import eps_for, soft_topk
 from ._beam_search import beam_search
 from ._checks import check_gold, check_search, check_tokens, run_step
@@ -61,16 +61,19 @@ def expected_risk(
     >>> [round(expected_risk(scores, risk, eps=eps).item(), 3) for eps in (1e-3, 0.5, 1e3)]
     [0.2, 0.323, 0.4]
     """
-    if risk.shape != scores.shape:
+    if not isinstance(risk, Tensor) or risk.shape != scores.shape:
+        got = tuple(risk.shape) if isinstance(risk, Tensor) else type(risk).__name__
         raise ValueError(
-            f"risk must have the shape of scores, {tuple(scores.shape)}, got {tuple(risk.shape)}"
+            f"risk must be a tensor of the shape of scores, {tuple(scores.shape)}, got {got}"
         )
+    if eps is not None:
+        check_positive("eps", eps)
     if width is not None and eps is not None:
         raise ValueError(f"give width or eps, not both: got width={width} and eps={eps}")
     if k is not None:
         check_integer("k", k)
     n = scores.shape[-1]
-    valid = scores.detach() > -math.inf  # not a sequence that cannot occur, either
+    valid = scores.detach() != -math.inf  # not a sequence that cannot occur, either
     valid = valid if mask is None else valid & mask
     risk = risk.detach().to(scores.dtype).masked_fill(~valid, 0.0)
     if not risk.isfinite().all():
