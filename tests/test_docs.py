@@ -87,6 +87,13 @@ def test_a_formula_of_a_docstring_is_one_of_the_page(text: str):
     assert as_markdown(text, {}) == "$$\nx_i\n$$\n\nAnd so on."
 
 
+def test_the_summary_of_a_docstring_is_one_line():
+    pytest.importorskip("griffe")
+    as_markdown = runpy.run_path(str(DOCS / "theme/docstrings.py"))["as_markdown"]
+    assert as_markdown("One\nand two.\n\nThree\nfour.", {}) == "One and two.\n\nThree\nfour."
+    assert as_markdown("One.\n\nArgs:\n    x: a\n", {}) == "One.\n\nArgs:\n    x: a\n"
+
+
 def test_formulas_are_set_as_browsers_need_them():
     for name in ("griffe", "latex2mathml", "mkdocs"):
         pytest.importorskip(name)

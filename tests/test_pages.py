@@ -1,8 +1,9 @@
-"""The code of the first pages prints what they say; the calls of docs/which.md all run."""
+"""The code of the first pages prints what they say; the calls of docs/which.md do what it says."""
 
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -109,3 +110,91 @@ def test_every_call_runs(call, names, request):
         names = names | {"use_soft_topk": use_soft_topk, "model": transformers.GPT2Model(config)}
     found = eval(call, names)
     assert all(tensor.isfinite().all() for tensor in tensors_of(found))
+
+
+# What the operators become at a low temperature, by torch alone.
+
+
+def hard(x, k, largest=True):
+    return torch.zeros_like(x).scatter(-1, x.topk(k, largest=largest).indices, 1.0)
+
+
+def ordered(x, k):
+    return torch.nn.functional.one_hot(x.topk(k).indices, x.shape[-1]).mT.to(x)
+
+
+def among(x, k):
+    return x.masked_fill(hard(x, k) == 0, -torch.inf).softmax(-1)
+
+
+def midpoint(x, k):
+    """Between those of rank k and k + 1."""
+    return x.topk(k + 1).values[..., -2:].mean(-1)
+
+
+def each(x, places):
+    return torch.stack([hard(row, k) for row, k in zip(x, places, strict=True)])
+
+
+def masked(x, k, mask):
+    return hard(x.masked_fill(~mask, -torch.inf), k)
+
+
+def in_parts(x, k, offsets):
+    parts = [x[a:b] for a, b in pairwise(offsets)]
+    return torch.cat([hard(part, min(k, len(part))) for part in parts])
+
+
+LIMITS = {
+    "soft_topk(scores, k, eps=0.1)": lambda s: hard(s["scores"], 3),
+    "soft_topk(scores, k, eps=0.1, hard=True)": lambda s: hard(s["scores"], 3),
+    "select_topk(scores, k, eps=0.1)": lambda s: hard(s["scores"], 3),
+    # No column is full here.
+    "balanced_soft_topk(scores, k, capacity=20, eps=0.1)": lambda s: hard(s["scores"], 3),
+    "balanced_soft_topk(scores, k, capacity=20, hard=True)": lambda s: hard(s["scores"], 3),
+    "soft_topk_softmax(scores, k, eps=1.0)": lambda s: among(s["scores"], 3),
+    "sorted_soft_topk(scores, k, eps=0.1)": lambda s: ordered(s["scores"], 3),
+    "soft_sort(scores, k, eps=0.1, descending=True)": lambda s: s["scores"].topk(3).values,
+    "soft_sort(scores, eps=0.1)": lambda s: s["scores"].sort().values,
+    "soft_rank(scores, eps=0.1)": lambda s: (
+        s["scores"].argsort().argsort() + torch.ones_like(s["scores"])
+    ),
+    "soft_quantile(scores, 0.5, eps=0.1)": lambda s: midpoint(s["scores"], 25),
+    "topk_threshold(scores, k, eps=0.1)": lambda s: midpoint(s["scores"], 3),
+    "soft_topk(scores, k, eps=0.1, mask=mask)": lambda s: masked(s["scores"], 3, s["mask"]),
+    "soft_topk(scores, torch.arange(1, 9), eps=0.1)": lambda s: each(s["scores"], range(1, 9)),
+    "soft_topk(flat, k, eps=0.1, offsets=offsets)": lambda s: in_parts(
+        s["flat"], 3, s["offsets"].tolist()
+    ),
+    "soft_topk(scores, k, eps=0.1, largest=False)": lambda s: hard(s["scores"], 3, False),
+    "log_soft_topk(scores, k, eps=0.1)": lambda s: hard(s["scores"], 3),
+    "softtopk.distributed.soft_topk(scores, k, eps=0.1)": lambda s: hard(s["scores"], 3),
+    "soft_topk(scores.to(device), k, eps=0.1)": lambda s: hard(s["scores"], 3),
+    "TopK_custom(k, epsilon=0.1)(scores)": lambda s: ordered(s["scores"], 3),
+    "SmallestTopK_custom(k, epsilon=0.1)(scores)": lambda s: hard(s["scores"], 3, False),
+    'relaxations.get("neural-sort")(scores, k, eps=1.0)': lambda s: hard(s["scores"], 3),
+}
+
+
+def test_every_operator_of_the_page_has_a_limit():
+    operators = {name for name in softtopk.functional.__all__ if "topk" in name or "soft_" in name}
+    operators |= {"softtopk", "relaxations", *compat.__all__}
+    called = {call for _, call in CALLS if re.split(r"\W", call)[0] in operators}
+    assert called == set(LIMITS)
+
+
+@pytest.mark.parametrize("call", LIMITS)
+def test_a_low_temperature_gives_the_hard_result(call, names, request):
+    if "distributed" in call:
+        request.getfixturevalue("group")
+    names = names | {name: names[name].detach().double() for name in ("scores", "flat")}
+    found = eval(re.sub(r"(eps|epsilon)=[\d.]+", r"\1=1e-5", call), names)
+    if call.startswith("log_"):
+        found = found.exp()
+    if call.startswith("select_"):
+        found = torch.zeros_like(names["scores"]).scatter(-1, found.indices, found.weights)
+    if call.startswith("TopK_custom"):
+        found, _ = found
+    if call.startswith("balanced_"):
+        found = found.selection
+    torch.testing.assert_close(found, LIMITS[call](names), rtol=0, atol=1e-4)

@@ -139,5 +139,10 @@ function whenReady(start) {
   );
 }
 
+// What the picture shows is then older than the settings: a fault of the solver, or too little memory.
+window.addEventListener("error", ({ error }) => {
+  if (error) $("notice").textContent = `This could not be computed: ${error.message}.`;
+});
+
 // In a frame of another page.
 if (window.parent !== window) document.body.classList.add("embedded");

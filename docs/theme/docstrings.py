@@ -9,6 +9,8 @@ from griffe import Extension, Module, Object
 
 DOCTEST = re.compile(r"^( *)>>> .*\n?(?:\1(?! *\n).+\n?)*", re.MULTILINE)
 MATHS = re.compile(r"^( *)\.\. math::(.*\n(?:\1 +.*\n?|\n)*)", re.MULTILINE)
+# The first paragraph, if it is one of text; of it the summaries take the first line.
+SUMMARY = re.compile(r"\A(?!\.\. |>>> )\S.*(?:\n(?![-*>] |\.\. )\S.*[^:\n]$)+", re.MULTILINE)
 NAME = re.compile(r"(?<![`\[])`([A-Za-z_]\w*)`(?![`\]])")
 
 
@@ -39,6 +41,7 @@ def _rewrite(obj: Object, names: dict[str, str]) -> None:
 
 
 def as_markdown(text: str, names: dict[str, str]) -> str:
+    text = SUMMARY.sub(lambda m: m[0].replace("\n", " "), text)
     text = MATHS.sub(_display, text)
     text = re.sub(r":math:`([^`]+)`", r"$\1$", text)
     text = re.sub(r"::$", ":", text, flags=re.MULTILINE)

@@ -132,6 +132,8 @@ def on_page_content(html: str, page: Any, **_: Any) -> str:
         html,
         flags=re.DOTALL,
     )
+    # What is returned may have no type to stand before the dash.
+    html = re.sub(r'(<li class="doc-section-item field-body">\s*)–(?=\s*<div)', r"\1", html)
     html = html.replace(" ± ", "\u00a0±\u00a0")
     folder = (ROOT / "docs" / page.file.src_uri).parent
     html = re.sub(

@@ -443,6 +443,16 @@ def test_what_the_solver_reports_is_said(play):
     page.wait_for_function("document.getElementById('story').textContent.includes('not converge')")
 
 
+def test_a_fault_of_the_solver_is_said(play, pages):
+    page = play()
+    page.evaluate(
+        "() => { softtopk.solve = () => { throw new Error('status 2'); }; changed(); }",
+    )
+    page.wait_for_function("document.getElementById('notice').textContent.includes('status 2')")
+    assert pages.complaints == ["status 2"]
+    pages.complaints.clear()
+
+
 def test_a_bad_link_says_so(play):
     page = play()
     script = "<img src=x onerror=window.hacked=1>"
