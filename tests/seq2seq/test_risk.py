@@ -220,6 +220,10 @@ def test_a_width_knows_no_unit(k):
     scores, risks = torch.randn(2, 5, 8, dtype=torch.float64)
     expected = expected_risk(scores, risks, k=k, width=4)
     units = torch.tensor([1e-4, 1.0, 30.0, 2.0, 1e5], dtype=torch.float64).unsqueeze(-1)
+    assert not torch.equal(expected_risk(scores, risks, k=k), expected)  # the default: all
+    torch.testing.assert_close(
+        expected_risk(scores, risks, k=k), expected_risk(scores, risks, k=k, width=8)
+    )
     torch.testing.assert_close(expected_risk(units * scores - 7, risks, k=k, width=4), expected)
     undecided = soft_topk(scores, 2, eps=eps_for(scores, 2, width=4))
     assert (((undecided > 0.05) & (undecided < 0.95)).sum(-1) == 4).all()

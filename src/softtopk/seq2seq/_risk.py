@@ -28,7 +28,6 @@ from ._states import DecoderStep, State, at_least_single, take_rows
 
 Risk = Callable[[Tensor, Tensor], Tensor]
 """Hypotheses (B, n, L), gold (B, T) -> the risk of each (B, n)."""
-WIDTH = 4.0
 
 
 def expected_risk(
@@ -52,7 +51,7 @@ def expected_risk(
         k: How many survive. None: the softmax of scores / (eps / 2), which is minimum risk
             training.
         width: How many hypotheses of a list are undecided, see `eps_for`. It gives each list its
-            own eps, for k = 1 if k is None. Default: 4, or n if that is less.
+            own eps, for k = 1 if k is None. Default: all of them.
         eps: The temperature itself, in place of a width.
         mask: Boolean, broadcasts to the scores: False leaves a hypothesis out, as does a score of
             -inf.
@@ -81,7 +80,7 @@ def expected_risk(
     places = valid.sum(-1).clamp(max=k or 1)
     strength: Tensor | float | None = eps
     if strength is None:
-        width = min(WIDTH, n) if width is None else width
+        width = n if width is None else width
         strength = eps_for(scores, places, width=width, mask=valid)
     if k is None:
         tau = torch.as_tensor(strength, dtype=scores.dtype, device=scores.device) / 2

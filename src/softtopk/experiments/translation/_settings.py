@@ -285,11 +285,13 @@ class Settings(Declared):
         low=1,
         only=_RISK | {"risk_selection": ("soft-topk",)},
     )
-    risk_width: float = setting(
-        4.0,
+    # A first trial with 4 of 8 gained nothing over teacher forcing, with all 8 a BLEU and more.
+    risk_width: float | None = setting(
+        None,
         "How many of them are undecided, neither in nor out: the temperature.",
         group=SEARCH,
         above=0,
+        shown="all",
         only=_RISK,
     )
     risk_reference: bool = setting(
@@ -343,7 +345,7 @@ class Settings(Declared):
                 f"--candidates {self.candidates}: give more than --beam, which is {self.beam}"
             )
         for name in ("risk_k", "risk_width"):
-            if getattr(self, name) > self.risk_candidates:
+            if (getattr(self, name) or 0) > self.risk_candidates:
                 raise UsageError(
                     f"--{name.replace('_', '-')} {getattr(self, name):g}: give at most "
                     f"--risk-candidates, which is {self.risk_candidates}"
