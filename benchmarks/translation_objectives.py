@@ -28,6 +28,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import fmean, stdev
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 #: Lines at the end of train.*, of which about half have at most MAX_WORDS words.
@@ -50,7 +51,7 @@ class Objective(NamedTuple):
     """One row of the table: an objective of the command, with its options."""
 
     objective: str
-    options: dict[str, Any] = {}
+    options: Mapping[str, Any] = MappingProxyType({})
 
 
 ROWS = {
