@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import softtopk
+
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted(path for path in DOCS.rglob("*.md") if not path.name.endswith(".caption.md"))
@@ -104,3 +106,9 @@ def test_formulas_are_set_as_browsers_need_them():
     assert "<msub><mi>log</mi><mn>2</mn></msub>" in set_
     assert 'class="over"' in set_
     assert set_.count('fence="true"') == 2
+
+
+def test_the_page_of_the_operators_has_all_names() -> None:
+    """In an order of its own: what most people look for comes first."""
+    text = (ROOT / "docs" / "api" / "softtopk.md").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"^ +- (\w+)$", text, re.MULTILINE)) == sorted(softtopk.__all__)

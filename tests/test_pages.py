@@ -23,7 +23,7 @@ from softtopk import compat, relaxations
 CALLS = re.findall(r"^\| (.+?) \| `([^`]+)` \| \[", page("which"), re.MULTILINE)
 
 
-@pytest.mark.parametrize("name", ["README", "idea", "start"])
+@pytest.mark.parametrize("name", ["README", "idea", "questions", "start"])
 def test_the_code_prints_what_the_page_says(name, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run_page(blocks_of(page(name)), capsys)

@@ -30,8 +30,11 @@ RUNS = HERE / "runs.json"
 HEAD = """# Recipes
 
 This page shows what ten short scripts do, with the output of a real run of each, on one thread.
-Every one is complete and below 60 lines: copy it, and change it. `make recipes` runs them all and
-makes this page. They are examples, not evidence: few seeds, small data, settings found by trial.
+Every one is complete and below 60 lines: copy it, and change it. They need
+`pip install '.[knn,plot]'`, and write their pictures into the current folder. `make recipes` runs
+them all and makes this page.
+
+They are examples, not evidence: few seeds, small data, settings found by trial.
 A ± is the standard deviation over the seeds, or splits of the data; of three it is itself rough.
 The evidence is in the [results](../results/README.md).
 
@@ -39,16 +42,6 @@ With other trainers, without a run here: [accelerate](../../examples/knn_acceler
 [Lightning](../../examples/knn_lightning.py).
 
 """
-
-
-#: Of the recipes without a picture, the lines of the output that stand for one.
-NUMBERS = {
-    "expert_routing": slice(3, 5),
-    "weight_pruning": slice(1, 3),
-    "retrieval_loss": slice(2, 4),
-    "sparse_attention": slice(2, 4),
-    "beam_search": slice(1, 4),
-}
 
 
 class Run(NamedTuple):
@@ -110,21 +103,21 @@ def run(name: str) -> Run:
     return Run(done.stdout, digest(name), library())
 
 
-def card(name: str, done: Run) -> str:
-    """A recipe in the gallery: its picture or numbers, and its question, as a link."""
-    title, question, _, _ = text(name)
+def card(name: str) -> str:
+    """A recipe in the gallery: its picture, its title as a link, its question; else the answer."""
+    title, question, _, found = text(name)
+    picture, answer = "", ""
     if (HERE / f"{name}.png").exists():
-        shown = f'<img src="{name}.png" alt="" loading="lazy" width="200">'
+        picture = f'<img src="{name}.png" alt="" loading="lazy" width="200"><br>'
     else:
-        lines = done.output.splitlines()[NUMBERS[name]]
-        means = (re.sub(r" +(±[\d.]+ *)?", " ", line).strip() for line in lines)
-        shown = "<br>".join(f"<code>{line}</code>" for line in means)
+        first = re.split(r"[.:;] ", " ".join(found.split()))[0].rstrip(".").replace("`", "")
+        answer = f"<br><i>{first[0].upper()}{first[1:]}.</i>"
     anchor = title.lower().replace(" ", "-")
-    return f'<li><a href="#{anchor}">{shown}<br><b>{title}</b></a><br>{question}</li>\n'
+    return f'<li><a href="#{anchor}">{picture}<b>{title}</b></a><br>{question}{answer}</li>\n'
 
 
-def gallery(runs: dict[str, Run]) -> str:
-    cards = "".join(card(name, runs[name]) for name in NAMES)
+def gallery() -> str:
+    cards = "".join(map(card, NAMES))
     return f'<ul class="gallery">\n{cards}</ul>\n\n'
 
 
@@ -147,7 +140,7 @@ def read_runs() -> dict[str, Run]:
 
 def page(runs: dict[str, Run]) -> str:
     sections = "".join(section(name, runs[name]) for name in NAMES)
-    return f"{HEAD}{gallery(runs)}{sections.rstrip()}\n"
+    return f"{HEAD}{gallery()}{sections.rstrip()}\n"
 
 
 def main() -> None:

@@ -27,6 +27,8 @@ ABOVE_TABLES = (
     "[All tables](README.md) says by which command, and which page discusses it."
 )
 PAGE_OF_COMMANDS = "api/command_line.md"
+# What the search shows sooner, or later, than its words alone would have it.
+BOOST = {"questions.md": 4.0, "which.md": 2.0, "notebook.md": 0.3, "changelog.md": 0.3}
 COMMANDS = "**Commands**"  # where its text begins
 
 
@@ -76,6 +78,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Point links to files outside docs/ at the repository, and write the page of the commands."""
     uri = page.file.src_uri
     source = {page: name for name, page in PAGES.items()}.get(uri, f"docs/{uri}")
+    page.meta["search"] = {"boost": BOOST.get(uri, 1.0)}
     if uri == PAGE_OF_COMMANDS:
         return f"{markdown}\n{_commands()}"
     if uri.startswith("results/") and not markdown.startswith("# "):

@@ -233,6 +233,8 @@ def test_sharpness_in_words() -> None:
     broken = torch.cat([scores, torch.full((1, 50), math.nan)])
     assert str(sharpness(broken, 5, 1.0)) == str(sharpness(scores, 5, 1.0))
     assert "; nothing is undecided: raise eps" in str(sharpness(scores[0], 5, 1e-6))
+    for eps in (1.0, 1e1, 1e3):  # also where a uniform A is below what counts as undecided
+        assert "lower eps" in str(sharpness(torch.randn(2000), 10, eps=eps * 3))
     right = str(sharpness(scores, 5, eps_for(scores, 5, width=6)))
     assert right.endswith("elements (mean of 10 rows)")
 

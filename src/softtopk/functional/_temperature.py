@@ -305,7 +305,8 @@ class Sharpness(NamedTuple):
             for each in (self.undecided, self.misplaced, self.receiving, self.k)
         )
         rows = int(self.choice.sum())
-        idle = int(((self.undecided == 0) & self.choice).sum())
+        # A uniform A of k / n < 0.05 counts as decided, too, but most of it is in the wrong place.
+        idle = int(((self.undecided == 0) & (self.misplaced < 0.5) & self.choice).sum())
         text = (
             f"{undecided:.1f} elements undecided, {misplaced:.1f} of {k:g} places misplaced, "
             f"95 % of the gradient on {receiving:.1f} elements"
