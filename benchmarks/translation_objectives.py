@@ -12,9 +12,10 @@ before anything is trained; test.* is a second one, for the end. Then, by `softt
 3. Every objective, as its best trial, goes on from both models with other seeds: PLACES.
 4. Teacher forcing goes on with as many updates as fit into the CPU time of each search objective.
 
-RUNS/table.md has all of it, RUNS/summary.md the differences from teacher forcing, seed by seed, on
-both test sets. A call that was killed or stopped is taken up again by the same call. Each run has
-one thread, and --jobs of them run at a time. It takes many hours on two cores.
+RUNS/table.md has all of it. RUNS/summary.md has the differences, seed by seed, on both test sets:
+mean and standard deviation, and the means by pre-trained model. A call that was killed or stopped
+is taken up again by the same call. Each run has one thread, and --jobs of them run at a time. It
+takes many hours on two cores.
 """
 
 from __future__ import annotations
@@ -93,10 +94,11 @@ def main() -> None:
         """A run in the folder ``name``: begun, taken up again, or finished before."""
         folder = args.out / name
         folder.parent.mkdir(exist_ok=True)
-        begun = (folder / "config.json").exists()
-        given = {} if begun else {"threads": 1, **options}
-        if not (folder / "table.json").exists():
-            call("train", "--resume", *as_options({**given, "out": folder}))
+        given = {"threads": 1, **options, "out": folder}
+        if (folder / "config.json").exists():
+            given.pop("pieces", None)  # which the run has; all else has to be as it was
+        if len(list(folder.glob("*/seed-*/result.json"))) < len(str(options["seed"]).split(",")):
+            call("train", "--resume", *as_options(given))
         return folder
 
     def train_all(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, Path]:
@@ -169,7 +171,7 @@ def main() -> None:
             out = run / "second"
             if not out.with_suffix(".json").exists():
                 call("evaluate", str(run), "--data", str(args.data), "--out", str(out))
-    write_summary(args.out, judged, in_time, second=not args.quick)
+    write_summary(args.out, judged | in_time, ["held back", "second"][: 1 if args.quick else 2])
 
 
 def hold_back(data: Path, text: Path, languages: tuple[str, str]) -> None:
@@ -215,43 +217,37 @@ def cpu_seconds(run: Path) -> float:
     return row_of(run)["cpu_seconds_per_update"]
 
 
-def scores_of(run: Path, *, second: bool) -> dict[str, list[float]]:
-    """BLEU at the largest beam of each seed, by test set."""
-    tested = row_of(run)["test"]
-    beam = max(tested, key=int)
-    found = {"held back": tested[beam]["bleu"]}
-    if second:
-        records = json.loads((run / "second.json").read_text())
-        found["second"] = [r["bleu"] for r in records if r["beam"] == int(beam)]
-    return found
+def scores_of(run: Path, test_set: str) -> dict[int, float]:
+    """BLEU at the largest beam by seed."""
+    row = row_of(run)
+    beam = max(row["test"], key=int)
+    if test_set == "held back":
+        return dict(zip(row["seeds"], row["test"][beam]["bleu"], strict=True))
+    records = json.loads((run / "second.json").read_text())
+    return {r["seed"]: r["bleu"] for r in records if r["beam"] == int(beam)}
 
 
-def write_summary(
-    out: Path, judged: Mapping[str, Path], in_time: Mapping[str, Path], *, second: bool
-) -> None:
-    """The differences from teacher forcing, over all seeds of all pre-trained models."""
-    names = ["held back", "second"][: 1 + second]
-    header = ["objective", "CPU time of an update"]
-    header += [f"{kind}, {name}" for kind in ("equal updates", "equal time") for name in names]
-    lines = ["| " + " | ".join(header) + " |", "|---|" + "--:|" * (len(header) - 1)]
-    for row in ROWS:
-        if row == "teacher-forcing":
-            continue
-        base = cpu_seconds(judged[f"judged/teacher-forcing-{next(iter(PLACES))}"])
-        cells = [f"{cpu_seconds(judged[f'judged/{row}-{next(iter(PLACES))}']) / base:.1f}"]
-        for rivals, rival in ((judged, "teacher-forcing"), (in_time, f"time-of-{row}")):
-            for name in names:
-                found = [
-                    a - b
-                    for seed in PLACES
-                    for a, b in zip(
-                        scores_of(judged[f"judged/{row}-{seed}"], second=second)[name],
-                        scores_of(rivals[f"judged/{rival}-{seed}"], second=second)[name],
-                        strict=True,
-                    )
-                ]
-                cells.append(f"{fmean(found):+.2f} ± {stdev(found):.2f} ({len(found)})")
-        lines.append("| " + " | ".join([row, *cells]) + " |")
+def write_summary(out: Path, runs: Mapping[str, Path], test_sets: Sequence[str]) -> None:
+    """Differences seed by seed, over all pre-trained models, and their means by model."""
+    searching = [name for name in ROWS if name != "teacher-forcing"]
+    pairs = [(name, "teacher-forcing") for name in searching]
+    pairs += [(name, f"time-of-{name}") for name in searching]
+    pairs += [("risk", "softmax-risk"), ("risk", "membership")]
+    lines = ["| " + " | ".join(["BLEU", *test_sets]) + " |", "|---|" + "--:|" * len(test_sets)]
+    for name, rival in pairs:
+        cells = []
+        for test_set in test_sets:
+            by_model = []
+            for seed, seeds in PLACES.items():
+                ours, theirs = (
+                    scores_of(runs[f"judged/{each}-{seed}"], test_set) for each in (name, rival)
+                )
+                by_model.append([ours[one] - theirs[one] for one in seeds])
+            together = [each for found in by_model for each in found]
+            means = ", ".join(f"{fmean(found):+.2f}" for found in by_model)
+            cells.append(f"{fmean(together):+.2f} ± {stdev(together):.2f} ({means})")
+        said = "teacher forcing in its time" if rival.startswith("time") else rival
+        lines.append("| " + " | ".join([f"{name} over {said}", *cells]) + " |")
     (out / "summary.md").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
 

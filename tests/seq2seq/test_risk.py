@@ -163,6 +163,12 @@ def test_gradcheck(k):
 def test_a_batch_is_its_sentences(include_gold):
     decoder = Tiny(6)
     options = {"risk": risk, "beam_size": 4, "max_len": 5, "include_gold": include_gold}
+    padded = torch.cat([GOLD, torch.zeros(3, 4, dtype=torch.long)], 1)
+    by_default = {"risk": risk, "include_gold": include_gold}
+    torch.testing.assert_close(
+        beam_risk_loss(*arguments(decoder), padded, **by_default),
+        beam_risk_loss(*arguments(decoder), GOLD, **by_default),
+    )
     found = beam_risk_loss(*arguments(decoder), GOLD, **options)
     alone = [
         n * beam_risk_loss(*arguments(decoder, [b]), GOLD[b : b + 1, :n], **options)
@@ -180,7 +186,7 @@ def test_gold_counts_once():
         return risk(tokens, gold)
 
     candidates = torch.tensor([[[5, 3, 0], [4, 3, 0], [4, 4, 4]]] * 3)
-    options = {"candidates": candidates, "include_gold": True, "eps": 0.5}
+    options = {"candidates": candidates, "include_gold": True, "eps": 0.5, "length_penalty": 1.0}
     found = beam_risk_loss(*arguments(decoder), GOLD, risk=watched, **options)
     assert lists[0][0] == [[4, 1, 5, 3], [5, 3, 0, 0], [4, 3, 0, 0], [4, 4, 4, 0]]
     assert lists[0][1] == [[5, 3, 0, 0], [0, 0, 0, 0], [4, 3, 0, 0], [4, 4, 4, 0]]
@@ -190,6 +196,86 @@ def test_gold_counts_once():
         [[1, 4, 3], [5, 3], [4, 3], [4, 4, 4]],
     ]
     assert_same(found, literal(decoder, hypotheses, 2, 0.5, 1.0), decoder.inputs)
+
+
+def test_fewer_sequences_than_the_beam():
+    """Of those that can be: the end at once, after one token 4, or two of them without an end."""
+    decoder = Tiny(8)
+    never = torch.tensor([1, 1, 1, 0, 0, 1]).bool()
+
+    def step(inputs, state):
+        log_probs, state = decoder.step(inputs, state)
+        return log_probs.masked_fill(never, -math.inf).log_softmax(-1), state
+
+    seen = []
+
+    def watched(tokens, gold):
+        seen.append(tokens)
+        return risk(tokens, gold)
+
+    found = beam_risk_loss(
+        step, *arguments(decoder)[1:], GOLD, risk=watched, eps=0.4, beam_size=6, max_len=2
+    )
+    assert ((seen[0] != 0).any(-1).sum(1) == 3).all()
+    total = 0.0
+    for b in range(3):
+        lists = [(3,), (4, 3), (4, 4)]
+        nats = [
+            reference.forced_nats(step, decoder.state([b]), decoder.embedding, x) for x in lists
+        ]
+        risks = [risk_of(tokens) for tokens in lists]
+        total = total + LENGTHS[b] * literal_risk(-torch.stack(nats), risks, 2, 0.4)
+    torch.testing.assert_close(found, total / sum(LENGTHS), rtol=1e-9, atol=1e-12)
+    for grad in torch.autograd.grad(found, decoder.inputs):
+        assert grad.isfinite().all()
+
+
+def test_a_risk_is_a_constant():
+    decoder = Tiny(9)
+    numbers = torch.rand(3, 4, requires_grad=True)
+
+    def neural(tokens, gold):
+        assert not torch.is_grad_enabled()
+        return numbers
+
+    loss = beam_risk_loss(*arguments(decoder), GOLD, risk=neural, beam_size=4)
+    assert torch.autograd.grad(loss, numbers, allow_unused=True) == (None,)
+
+
+def test_the_width_is_that_of_what_was_found():
+    """Gold far below all of them does not make the selection uniform, nor ties one of its own."""
+    scores = torch.tensor([[-9.0, -0.40, -0.45, -0.50, -0.60]], dtype=torch.float64)
+    log_probs = torch.full((1, 8), -12.0, dtype=torch.float64)
+
+    def loss(values, **options):
+        """Of sequences of one token, whose log-probabilities these are."""
+        table = log_probs.index_copy(1, torch.tensor([3, 4, 5, 6, 7]), values)
+
+        def step(inputs, state):
+            return table.expand(len(inputs), -1), state
+
+        arguments = (step, torch.zeros(1, 1).double(), torch.zeros(8, 2).double())
+        candidates = torch.tensor([[[4], [5], [6], [7]]])
+        return beam_risk_loss(
+            *arguments, torch.tensor([[3]]), candidates=candidates, include_gold=True, **options
+        )
+
+    risks = torch.tensor([[0.0, 0.4, 0.2, 0.9, 0.5]], dtype=torch.float64)
+    eps = eps_for(scores[:, 1:], 2, width=4)
+    expected = expected_risk(scores, risks, eps=eps)
+    torch.testing.assert_close(loss(scores, risk=risks), expected.squeeze())
+    tied = torch.tensor([[-9.0, -0.4, -0.4 + 1e-7, -0.4, -0.4]], dtype=torch.float64)
+    expected = expected_risk(tied, risks, eps=0.01)
+    torch.testing.assert_close(loss(tied, risk=risks), expected.squeeze())
+
+
+def test_no_candidates_at_all():
+    decoder = Tiny(0)
+    empty = torch.zeros(3, 2, 3, dtype=torch.long)
+    loss = beam_risk_loss(*arguments(decoder), GOLD, risk=torch.ones(3, 2), candidates=empty)
+    assert loss == 0
+    loss.backward()
+    assert (decoder.embedding.grad == 0).all()
 
 
 @pytest.mark.parametrize("k", [1, 2, 5])
@@ -277,6 +363,14 @@ def test_wrong_arguments():
     assert expected_risk(torch.tensor([0.0, math.nan, 1.0]), torch.zeros(3)).isnan()
     with pytest.raises(ValueError, match="risk must be finite"):
         expected_risk(torch.zeros(3), torch.tensor([0.0, math.nan, 1.0]))
+    with pytest.raises(TypeError, match="risk must be a function or a tensor, got NoneType"):
+        beam_risk_loss(*arguments(decoder), GOLD, risk=None)
+    with pytest.raises(ValueError, match="length_penalty"):
+        beam_risk_loss(*arguments(decoder), GOLD, risk=risk, length_penalty=math.nan)
+    with pytest.raises(ValueError, match="are for a search"):
+        beam_risk_loss(*arguments(decoder), GOLD, risk=risk, candidates=GOLD[:, None], beam_size=3)
+    with pytest.raises(TypeError, match="mask must be boolean"):
+        expected_risk(torch.zeros(3), torch.zeros(3), mask=torch.ones(3))
     with pytest.raises(ValueError, match="give them as candidates"):
         beam_risk_loss(*arguments(decoder), GOLD, risk=torch.zeros(3, 8))
     with pytest.raises(ValueError, match=r"risk must give a tensor \(B, n\) = \(3, 8\).*\(3,\)"):

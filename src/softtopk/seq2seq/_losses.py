@@ -64,8 +64,9 @@ def hybrid_loss(
 
     The paper maximises rho L_tf + (1 - rho) L_SOFT, a sum of likelihoods, each a product over the
     tokens. Those underflow, and their sum is that of the larger one. Here each is replaced by its
-    logarithm per token. The gradients are then those of log L_tf and log L_SOFT with the weights
-    rho and 1 - rho, where the paper's sum weighs them with rho L_tf and (1 - rho) L_SOFT.
+    logarithm per token (a risk is taken as it is). The gradients are then those of log L_tf and
+    log L_SOFT with the weights rho and 1 - rho, where the paper's sum weighs them with rho L_tf and
+    (1 - rho) L_SOFT.
 
     Args:
         step, init_state, embedding, gold, bos, eos, pad: As for `soft_beam_loss`.
@@ -77,7 +78,8 @@ def hybrid_loss(
         options: Further arguments of the objective, such as ``beam_size`` and ``eps``; that of a
             risk has to be given, ``risk``.
 
-    The defaults are the paper's. We recommend ``objective="membership"`` with rho = 0.3.
+    The defaults are the paper's. We recommend ``objective="membership"`` with rho = 0.3; with a
+    risk, which is at most 1, rho = 0.05.
     """
     rho = check_share("rho", rho)
     check_choice("objective", objective, tuple(LOSSES))

@@ -7,8 +7,8 @@ Minimum risk training (Shen et al. 2016) lowers the expected error of a list of 
 The softmax looks at the whole list. A search keeps few, so here SOFT top-k selects: q = A / k. As
 eps goes to 0, R is the mean risk of the k hypotheses that the search ranks first. As eps grows, it
 is the mean of the list. Its gradient lowers the scores of those hypotheses near the threshold whose
-risk is above that of the others there, raises the rest of them, and leaves alone what is safely in
-or out.
+risk is above that of the others there, and raises the rest of them. How many are near is the width;
+what is beyond it, safely in or out, is left alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .._checks import check_flag, check_integer, check_not_negative, check_positive
+from .._checks import (
+    Strength,
+    check_eps,
+    check_flag,
+    check_integer,
+    check_mask,
+    check_not_negative,
+    check_scores,
+)
 from ..functional import eps_for, soft_topk
 from ._beam_search import beam_search
 from ._checks import check_gold, check_search, check_tokens, run_step
@@ -28,6 +36,8 @@ from ._states import DecoderStep, State, at_least_single, take_rows
 
 Risk = Callable[[Tensor, Tensor], Tensor]
 """Hypotheses (B, n, L), gold (B, T) -> the risk of each (B, n)."""
+#: Nats. The gradient grows as 1 / eps: a list of near ties would be all of it.
+LEAST_EPS = 0.01
 
 
 def expected_risk(
@@ -36,7 +46,7 @@ def expected_risk(
     *,
     k: int | None = 2,
     width: float | None = None,
-    eps: float | None = None,
+    eps: Strength | None = None,
     mask: Tensor | None = None,
 ) -> Tensor:
     """The mean risk of the k hypotheses that a soft selection keeps: (..., n) -> (...).
@@ -48,11 +58,12 @@ def expected_risk(
     Args:
         scores: (..., n), what the search ranks by.
         risk: (..., n), the smaller the better; a constant.
-        k: How many survive. None: the softmax of scores / (eps / 2), which is minimum risk
-            training.
+        k: How many survive. None: the softmax of scores / (eps / 2) in place of a selection.
+            Minimum risk training as Shen et al. have it, with their sharpness alpha, is
+            ``k=None, eps=2 / alpha`` for whole log-likelihoods.
         width: How many hypotheses of a list are undecided, see `eps_for`. It gives each list its
             own eps, for k = 1 if k is None. Default: all of them.
-        eps: The temperature itself, in place of a width.
+        eps: The temperature itself, in place of a width; one for all lists, or (...).
         mask: Boolean, broadcasts to the scores: False leaves a hypothesis out, as does a score of
             -inf.
 
@@ -60,35 +71,32 @@ def expected_risk(
     >>> [round(expected_risk(scores, risk, eps=eps).item(), 3) for eps in (1e-3, 0.5, 1e3)]
     [0.2, 0.323, 0.4]
     """
+    check_scores(scores, -1)
+    check_mask(mask, scores)
     if not isinstance(risk, Tensor) or risk.shape != scores.shape:
         got = tuple(risk.shape) if isinstance(risk, Tensor) else type(risk).__name__
         raise ValueError(
             f"risk must be a tensor of the shape of scores, {tuple(scores.shape)}, got {got}"
         )
-    if eps is not None:
-        check_positive("eps", eps)
     if width is not None and eps is not None:
         raise ValueError(f"give width or eps, not both: got width={width} and eps={eps}")
     if k is not None:
         check_integer("k", k)
-    n = scores.shape[-1]
     valid = scores.detach() != -math.inf  # not a sequence that cannot occur, either
     valid = valid if mask is None else valid & mask
     risk = risk.detach().to(scores.dtype).masked_fill(~valid, 0.0)
     if not risk.isfinite().all():
         raise ValueError("risk must be finite where mask is True, got inf or NaN")
     places = valid.sum(-1).clamp(max=k or 1)
-    strength: Tensor | float | None = eps
-    if strength is None:
-        width = n if width is None else width
-        strength = eps_for(scores, places, width=width, mask=valid)
+    if eps is None:
+        eps = eps_for(scores, places, width=width or scores.shape[-1], mask=valid)
+    eps = check_eps(eps, scores.shape[:-1])
     if k is None:
-        tau = torch.as_tensor(strength, dtype=scores.dtype, device=scores.device) / 2
-        logits = (scores / tau.unsqueeze(-1)).masked_fill(~valid, -math.inf)
+        logits = (2 * scores / eps).masked_fill(~valid, -math.inf)
         kept = logits.masked_fill(~valid.any(-1, keepdim=True), 0.0).softmax(-1)
     else:
-        selected = soft_topk(scores, places, eps=strength, mask=valid)
-        kept = selected / places.clamp(min=1).unsqueeze(-1)
+        eps = eps.squeeze(-1) if isinstance(eps, Tensor) else eps
+        kept = soft_topk(scores, places, eps=eps, mask=valid) / places.clamp(min=1).unsqueeze(-1)
     return (kept * risk).sum(-1)
 
 
@@ -107,7 +115,8 @@ def sequence_scores(
 
     log-likelihood / length ** ``length_penalty``. Sequences of a sentence that begin alike are
     computed once as far as they do, and none beyond its end: the hypotheses of one search share
-    much.
+    much. A decoder that writes the padding token itself should end its sequences: without an end
+    token, padding at the end of a sequence is not counted.
 
     Args:
         step, init_state, embedding, bos, eos, pad, length_penalty: As for `beam_search`.
@@ -136,7 +145,8 @@ def _scores_of(
     same = torch.ones(batch, n, n, dtype=torch.bool, device=tokens.device)  # the prefixes i and j
     place = torch.zeros(batch, n, dtype=torch.long, device=tokens.device)
     last = torch.full((batch, n), bos, device=tokens.device)
-    state, total = init_state, torch.zeros(batch, n, dtype=torch.float32, device=tokens.device)
+    # Of no row of the embedding: zeros that have a gradient, also where there is no step.
+    state, total = init_state, at_least_single(embedding[:0].sum()).expand(batch, n)
     for t in range(longest):
         live = lengths > t
         if not live.any():
@@ -167,9 +177,9 @@ def beam_risk_loss(
     risk: Risk | Tensor,
     k: int | None = 2,
     width: float | None = None,
-    eps: float | None = None,
-    beam_size: int = 8,
-    length_penalty: float = 1.0,
+    eps: Strength | None = None,
+    beam_size: int | None = None,
+    length_penalty: float = 0.0,
     max_len: int | None = None,
     include_gold: bool = False,
     candidates: Tensor | None = None,
@@ -193,28 +203,40 @@ def beam_risk_loss(
             (B, n, L) and ``gold`` that gives (B, n), or these numbers themselves, with
             ``candidates``. The hypotheses have their end token, if they reached it, then padding;
             one that does not exist is padding alone, and its risk does not count.
-        k, width, eps: As for `expected_risk`.
-        beam_size: Hypotheses that are searched for.
-        length_penalty: As for `beam_search`; 1 ranks by likelihood per token.
-        max_len: Of the hypotheses. Default: 1.25 times the longest gold, plus 2.
-        include_gold: Whether gold is one of the hypotheses. If the search found it too, it counts
-            once.
-        candidates: (B, n, L), in place of a search, such as those of an earlier epoch.
+        k, width, eps: As for `expected_risk`. A width is that of the hypotheses that were searched
+            for, without gold, which may lie far from all of them. Hypotheses nearer to each other
+            than 0.01 nats are as good as equal: eps is at least that.
+        beam_size: Hypotheses that are searched for, 8 by default.
+        length_penalty: As for `beam_search`. Give the one that you will search with.
+        max_len: Of the hypotheses. Default: 1.25 times the longest gold, plus 2: what is longer is
+            hardly ever good.
+        include_gold: Whether gold is one of the hypotheses, the first of then n + 1. If the search
+            found it too, it counts once.
+        candidates: (B, n, L), in place of a search, such as those of an earlier epoch. One that is
+            there twice counts twice.
     """
-    batch, vocabulary = check_search(init_state, embedding, beam_size, bos=bos, eos=eos, pad=pad)
+    batch, vocabulary = check_search(
+        init_state, embedding, 8 if beam_size is None else beam_size, bos=bos, eos=eos, pad=pad
+    )
     lengths = check_gold(gold, batch, vocabulary, pad, eos)
     check_flag("include_gold", include_gold)
+    check_not_negative("length_penalty", length_penalty)
+    if not isinstance(risk, Tensor) and not callable(risk):
+        raise TypeError(f"risk must be a function or a tensor, got {type(risk).__name__}")
+    if candidates is not None and (beam_size is not None or max_len is not None):
+        raise ValueError("beam_size and max_len are for a search, not for given candidates")
     if candidates is None:
+        beam_size = 8 if beam_size is None else beam_size
         if isinstance(risk, Tensor):
             raise ValueError(
                 "risk as a tensor belongs to hypotheses that are known: give them as candidates, "
                 "or a function as risk"
             )
-        found = beam_search(
+        hypotheses = beam_search(
             step,
             init_state,
             embedding,
-            max_len=5 * gold.shape[1] // 4 + 2 if max_len is None else max_len,
+            max_len=5 * int(lengths.max()) // 4 + 2 if max_len is None else max_len,
             beam_size=beam_size,
             bos=bos,
             eos=eos,
@@ -222,15 +244,18 @@ def beam_risk_loss(
             length_penalty=length_penalty,
             n_best=beam_size,
         )
-        missing = found.scores.isinf()
-        candidates = found.tokens.masked_fill(missing.unsqueeze(-1), pad)
+        missing = hypotheses.scores.isinf()
+        candidates = hypotheses.tokens.masked_fill(missing.unsqueeze(-1), pad)
         sizes = _lengths(candidates, eos).masked_fill(missing, 0)
     else:
         check_tokens("candidates", candidates, batch, vocabulary, "(B, n, L)")
         sizes = _lengths(candidates, eos, pad)
+        beyond = torch.arange(candidates.shape[-1], device=sizes.device) >= sizes.unsqueeze(-1)
+        candidates = candidates.masked_fill(beyond, pad)
     if include_gold:
         candidates, sizes = _with_gold(candidates, sizes, gold, lengths, pad)
-    measured = risk if isinstance(risk, Tensor) else risk(candidates, gold)
+    with torch.no_grad():
+        measured = risk if isinstance(risk, Tensor) else risk(candidates, gold)
     if not isinstance(measured, Tensor) or measured.shape != candidates.shape[:2]:
         shape = tuple(measured.shape) if isinstance(measured, Tensor) else type(measured).__name__
         raise ValueError(
@@ -238,8 +263,16 @@ def beam_risk_loss(
             f"hypothesis, got {shape}"
         )
     scores = _scores_of(step, init_state, embedding, candidates, sizes, length_penalty, bos)
-    measured = measured.to(scores.device)
-    risks = expected_risk(scores, measured, k=k, width=width, eps=eps, mask=sizes > 0)
+    mask = sizes > 0
+    if eps is None:
+        found = scores[:, 1:] if include_gold else scores
+        places = mask[:, -found.shape[1] :].sum(-1).clamp(max=k or 1)
+        width = found.shape[1] if width is None else width
+        own = eps_for(found, places, width=width, mask=mask[:, -found.shape[1] :])
+        eps = torch.as_tensor(own).clamp(min=LEAST_EPS)
+    elif width is not None:
+        raise ValueError(f"give width or eps, not both: got width={width} and eps={eps}")
+    risks = expected_risk(scores, measured.to(scores.device), k=k, eps=eps, mask=mask)
     return (risks * lengths).sum() / lengths.sum()
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ._pieces import EOS, PAD, Pieces
+from ._pieces import Pieces
 
 if TYPE_CHECKING:
     from sacrebleu.metrics.base import Metric
@@ -31,21 +31,16 @@ class TextRisk:
     def __call__(self, tokens: Tensor, gold: Tensor) -> Tensor:
         """Hypotheses (B, n, L), references (B, T) -> (B, n)."""
         metrics = [_metrics()[name] for name in self._names]
-        references = self._texts(gold)
+        references = self._pieces.decode(gold.tolist())
         rows = []
-        for reference, hypotheses in zip(references, tokens, strict=True):
-            texts = self._texts(hypotheses)
+        for reference, hypotheses in zip(references, tokens.tolist(), strict=True):
+            texts = self._pieces.decode(hypotheses)
             score = {  # different pieces can make one text
                 text: fmean(m.sentence_score(text, [reference]).score for m in metrics)
                 for text in set(texts)
             }
             rows.append([score[text] for text in texts])
         return 1 - torch.tensor(rows) / 100
-
-    def _texts(self, tokens: Tensor) -> list[str]:
-        ends = (PAD, EOS)
-        rows = [[token for token in row if token not in ends] for row in tokens.tolist()]
-        return self._pieces.decode(rows)
 
 
 @cache

@@ -345,7 +345,7 @@ class Settings(Declared):
                 f"--candidates {self.candidates}: give more than --beam, which is {self.beam}"
             )
         for name in ("risk_k", "risk_width"):
-            if (getattr(self, name) or 0) > self.risk_candidates:
+            if (getattr(self, name) or 0) > self.risk_candidates:  # without the reference
                 raise UsageError(
                     f"--{name.replace('_', '-')} {getattr(self, name):g}: give at most "
                     f"--risk-candidates, which is {self.risk_candidates}"

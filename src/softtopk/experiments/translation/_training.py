@@ -111,13 +111,16 @@ class Loss(nn.Module):
 
 @contextmanager
 def without_dropout(model: nn.Module) -> Iterator[None]:
-    """Inside, the model computes as in evaluation, with gradients."""
-    training = model.training
-    model.eval()
+    """Inside, nothing is dropped. The rest is as in training: on a GPU, recurrent layers have
+    gradients in training only."""
+    found = [m for m in model.modules() if isinstance(m, nn.Dropout) and m.training]
+    for module in found:
+        module.eval()
     try:
         yield
     finally:
-        model.train(training)
+        for module in found:
+            module.train()
 
 
 class SharedLoss(Loss):

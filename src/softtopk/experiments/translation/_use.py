@@ -158,6 +158,7 @@ def evaluate(options: Evaluate) -> int:
                 "seed": run.config["seed"],
                 "split": split,
                 "sentences": len(part),
+                "data": options.data.name if options.data else run.config["corpus"]["name"],
                 "text": part.fingerprint,
                 "beam": int(beam),
                 "length_penalty": penalty,
@@ -169,7 +170,7 @@ def evaluate(options: Evaluate) -> int:
             for beam, figures in scores.items()
         ]
     table = Table(
-        f"{split}, {records[0]['sentences']:,} sentences",
+        f"{split} of {records[0]['data']}, {records[0]['sentences']:,} sentences",
         ["Stage", "Seed", "Beam", "BLEU", "chrF", "Tokens with 95 %"],
         [
             [
