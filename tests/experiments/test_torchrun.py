@@ -140,7 +140,7 @@ def test_any_number_of_processes_goes_on(tmp_path: Path, monkeypatch: pytest.Mon
 def test_translations_of_two_processes(tmp_path: Path) -> None:
     run(1, *TRANSLATE, "--out", str(tmp_path / "one"))
     run(2, *TRANSLATE, "--out", str(tmp_path / "two"))
-    stages = ("pretrain", "teacher-forcing", "soft-beam", "membership")
+    stages = ("pretrain", "teacher-forcing", "soft-beam", "membership", "risk")
     assert_same_end(tmp_path / "two", tmp_path / "one", *stages)
     assert files(tmp_path / "two") == files(tmp_path / "one")
 

@@ -9,6 +9,9 @@ PAGE = (Path(__file__).parents[2] / "docs" / "beam_search.md").read_text(encodin
 
 
 def test_the_page(capsys: pytest.CaptureFixture[str]) -> None:
-    code, claimed = re.search(r"```python\n(.*?)```\n\n```\n(.*?)```", PAGE, re.DOTALL).groups()
-    exec(code, {})
-    assert capsys.readouterr().out == claimed
+    names: dict[str, object] = {}
+    blocks = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", PAGE, re.DOTALL)
+    assert len(blocks) == PAGE.count("```python")
+    for code, claimed in blocks:
+        exec(code, names)
+        assert capsys.readouterr().out == claimed

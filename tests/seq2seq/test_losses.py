@@ -12,12 +12,18 @@ from softtopk.seq2seq import (
     Seq2Seq,
     Seq2SeqConfig,
     beam_membership_loss,
+    beam_risk_loss,
     beam_search,
     hybrid_loss,
     soft_beam_loss,
     teacher_forcing_loss,
 )
 
+LOSSES = {
+    "soft-beam": soft_beam_loss,
+    "membership": beam_membership_loss,
+    "risk": beam_risk_loss,
+}
 GOLD = torch.tensor([[4, 1, 5, 3], [5, 3, 0, 0], [1, 4, 3, 0]])
 SENTENCES = [[4, 1, 5, 3], [5, 3], [1, 4, 3]]
 
@@ -41,12 +47,14 @@ def test_teacher_forcing_against_the_literal_one():
 
 
 @pytest.mark.parametrize("rho", [0, 0.3, 1])
-@pytest.mark.parametrize("objective", ["soft-beam", "membership"])
+@pytest.mark.parametrize("objective", LOSSES)
 def test_hybrid_is_the_weighted_sum(rho, objective):
     decoder = Tiny(1)
     arguments = (decoder.step, decoder.state(), decoder.embedding, GOLD)
-    search = {"soft-beam": soft_beam_loss, "membership": beam_membership_loss}[objective]
     options = {"beam_size": 3, "eps": 0.4}
+    if objective == "risk":
+        options["risk"] = lambda tokens, gold: tokens.double().mean(-1)
+    search = LOSSES[objective]
     forced, searched = teacher_forcing_loss(*arguments), search(*arguments, **options)
     found = hybrid_loss(*arguments, rho=rho, objective=objective, **options)
     torch.testing.assert_close(found, rho * forced + (1 - rho) * searched)

@@ -49,20 +49,7 @@ def check_finite(init_state: State) -> None:
 
 def check_gold(gold: Any, batch: int, vocabulary: int, pad: int, eos: int | None = None) -> Tensor:
     """The number (B,) of gold tokens of each sentence: tokens, the end token, padding."""
-    if not isinstance(gold, Tensor) or gold.dtype != torch.long:
-        kind = gold.dtype if isinstance(gold, Tensor) else type(gold).__name__
-        raise TypeError(f"gold must be a tensor of token numbers, of dtype torch.int64, got {kind}")
-    if gold.ndim != 2 or gold.shape[0] != batch or gold.shape[1] == 0:
-        raise ValueError(
-            f"gold must be of shape (B, T) with B = {batch}, the first axis of init_state, and "
-            f"T > 0, got {tuple(gold.shape)}"
-        )
-    low, high = int(gold.min()), int(gold.max())
-    if low < 0 or high >= vocabulary:
-        wrong = low if low < 0 else high
-        raise ValueError(
-            f"gold must hold tokens from 0 to {vocabulary - 1}, the rows of embedding, got {wrong}"
-        )
+    check_tokens("gold", gold, batch, vocabulary, "(B, T)")
     present = gold != pad
     lengths = present.sum(1)
     if not lengths.all():
@@ -82,6 +69,28 @@ def check_gold(gold: Any, batch: int, vocabulary: int, pad: int, eos: int | None
                 f"row {row} is {gold[row].tolist()}"
             )
     return lengths
+
+
+def check_tokens(name: str, tokens: Any, batch: int, vocabulary: int, shape: str) -> None:
+    """``shape`` names the axes, the first one the sentences."""
+    if not isinstance(tokens, Tensor) or tokens.dtype != torch.long:
+        kind = tokens.dtype if isinstance(tokens, Tensor) else type(tokens).__name__
+        raise TypeError(
+            f"{name} must be a tensor of token numbers, of dtype torch.int64, got {kind}"
+        )
+    ndim = shape.count(",") + 1
+    if tokens.ndim != ndim or tokens.shape[0] != batch or not tokens.numel():
+        raise ValueError(
+            f"{name} must be of shape {shape} with B = {batch}, the first axis of init_state, and "
+            f"all sizes above 0, got {tuple(tokens.shape)}"
+        )
+    low, high = int(tokens.min()), int(tokens.max())
+    if low < 0 or high >= vocabulary:
+        wrong = low if low < 0 else high
+        raise ValueError(
+            f"{name} must hold tokens from 0 to {vocabulary - 1}, the rows of embedding, got "
+            f"{wrong}"
+        )
 
 
 def run_step(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -11,10 +12,16 @@ from torch import Tensor
 from .._checks import check_choice, check_share
 from ._checks import check_gold, check_search, run_step
 from ._membership import beam_membership_loss
+from ._risk import beam_risk_loss
 from ._soft_beam import soft_beam_loss
 from ._states import DecoderStep, State, at_least_single
 
-Objective = Literal["soft-beam", "membership"]
+Objective = Literal["soft-beam", "membership", "risk"]
+LOSSES: dict[str, Callable[..., Tensor]] = {
+    "soft-beam": soft_beam_loss,
+    "membership": beam_membership_loss,
+    "risk": beam_risk_loss,
+}
 
 
 def teacher_forcing_loss(
@@ -53,27 +60,30 @@ def hybrid_loss(
     pad: int = 0,
     **options: Any,
 ) -> Tensor:
-    """rho * teacher forcing + (1 - rho) * a loss of the search, in nats per gold token.
+    """rho * teacher forcing + (1 - rho) * a loss of the search.
 
     The paper maximises rho L_tf + (1 - rho) L_SOFT, a sum of likelihoods, each a product over the
     tokens. Those underflow, and their sum is that of the larger one. Here each is replaced by its
-    logarithm per token. The gradients are then those of log L_tf and log L_SOFT with the weights
-    rho and 1 - rho, where the paper's sum weighs them with rho L_tf and (1 - rho) L_SOFT.
+    logarithm per token (a risk is taken as it is). The gradients are then those of log L_tf and
+    log L_SOFT with the weights rho and 1 - rho, where the paper's sum weighs them with rho L_tf and
+    (1 - rho) L_SOFT.
 
     Args:
         step, init_state, embedding, gold, bos, eos, pad: As for `soft_beam_loss`.
         rho: Teacher forcing ratio; the part whose weight is 0 is not computed.
         objective: ``"soft-beam"`` for `soft_beam_loss`, ``"membership"`` for
-            `beam_membership_loss`.
+            `beam_membership_loss`, ``"risk"`` for `beam_risk_loss`.
         teacher_forcing: That loss, if it is there already: a model that knows all inputs in
             advance computes it faster than step by step.
-        options: Further arguments of the objective, such as ``beam_size`` and ``eps``.
+        options: Further arguments of the objective, such as ``beam_size`` and ``eps``; that of a
+            risk has to be given, ``risk``.
 
-    The defaults are the paper's. We recommend ``objective="membership"`` with rho = 0.3.
+    The defaults are the paper's. We recommend ``objective="membership"`` with rho = 0.3; with a
+    risk, which is at most 1, rho = 0.05.
     """
     rho = check_share("rho", rho)
-    check_choice("objective", objective, ("soft-beam", "membership"))
-    search = soft_beam_loss if objective == "soft-beam" else beam_membership_loss
+    check_choice("objective", objective, tuple(LOSSES))
+    search = LOSSES[objective]
     known = [
         name
         for name, parameter in inspect.signature(search).parameters.items()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import ranks
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from softtopk import knn
 from softtopk._training import Steps
@@ -85,6 +85,15 @@ def cases() -> Iterator[tuple[str, Callable[[bool], Steps]]]:
         "membership",
         lambda s: translation(transformer(), s, "membership", beam_size=3, candidates=10),
     )
+    yield (
+        "risk",
+        lambda s: translation(recurrent(), s, "risk", risk=longer_is_worse, beam_size=4),
+    )
+
+
+def longer_is_worse(tokens: Tensor, gold: Tensor) -> Tensor:
+    """As a risk, far from all that is learned otherwise."""
+    return ((tokens != 0).sum(-1) - (gold != 0).sum(-1, keepdim=True)).abs() / 10
 
 
 def difference(make: Callable[[bool], Steps]) -> float:

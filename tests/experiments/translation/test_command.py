@@ -19,7 +19,9 @@ import torch
 
 from softtopk import cli
 from softtopk.experiments.runs import Experiment
+from softtopk.experiments.translation._settings import Settings
 from softtopk.experiments.translation._training import Training
+from softtopk.experiments.translation._use import Evaluate, _text
 from softtopk.seq2seq import Seq2Seq, Seq2SeqConfig
 from stopping import stop_at_the_third_record
 
@@ -89,7 +91,7 @@ def everything(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-STAGES = ["pretrain", "teacher-forcing", "soft-beam", "membership"]
+STAGES = ["pretrain", "teacher-forcing", "soft-beam", "membership", "risk"]
 
 
 def test_all_objectives_end_with_the_table(everything: Path) -> None:
@@ -117,7 +119,7 @@ def test_a_run_says_how_it_was_made(everything: Path) -> None:
     commands = re.findall(r"softtopk (translate train .*)", (everything / "table.md").read_text())
     assert len(commands) == 1
     for part in (
-        "--data DIR --source en --target fr --objective teacher-forcing,soft-beam,membership",
+        "--data DIR --source en --target fr --objective teacher-forcing,soft-beam,membership,risk",
         "--hidden 24", "--eval-beams 1,3", "--updates 12", "--beam 3", "--vocab 60", "--out RUN",
     ):  # fmt: skip
         assert part in commands[0]
@@ -205,6 +207,33 @@ def test_evaluate_finds_what_the_run_found(everything: Path, tmp_path: Path) -> 
         expected = result(everything, record["stage"])["test"][str(record["beam"])]
         assert {"bleu": record["bleu"], "chrf": record["chrf"]} == pytest.approx(expected)
     assert "tok:13a" in out.read_text()
+
+
+def test_evaluate_on_other_text(
+    everything: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On what was the validation part, under another name."""
+    other = tmp_path / "other"
+    other.mkdir()
+    for code in ("en", "fr"):
+        (other / f"test.{code}").write_bytes((corpus / f"valid.{code}").read_bytes())
+    out = tmp_path / "scores"
+    one = str(everything / "risk" / "seed-0")
+    args = ["evaluate", one, "--beam", "3", "--data"]
+    assert exit_code(*args, str(other), "--out", str(out)) == 0
+    (record,) = json.loads(out.with_suffix(".json").read_text())
+    expected = result(everything, "risk")
+    assert record["bleu"] == pytest.approx(expected["valid"]["3"]["bleu"])
+    assert record["sentences"] == 20
+    assert "test of other, 20 sentences" in capsys.readouterr().out
+    asked = Evaluate(run=everything, data=other)
+    few = _text(asked, Settings(max_words=3))
+    assert 0 < len(few) < 20
+    assert max(len(source.split()) for source in few.sources) == 3
+    assert "found neither valid.en" in complaint(capsys, *args, str(other), "--split", "valid")
+    assert f"--data {tmp_path / 'none'}: give a folder" in complaint(
+        capsys, *args, str(tmp_path / "none")
+    )
 
 
 def test_the_table_is_made_again_from_records(everything: Path, tmp_path: Path) -> None:

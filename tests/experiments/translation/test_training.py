@@ -18,7 +18,13 @@ import torch.nn.functional as F
 from softtopk._training import DivergedError, mix, seeded
 from softtopk.experiments.translation._batches import Pair, epoch_order, make_batch
 from softtopk.experiments.translation._settings import Settings, make_recipe
-from softtopk.experiments.translation._training import MOST_SKIPPED, OBJECTIVES, Recipe, Training
+from softtopk.experiments.translation._training import (
+    MOST_SKIPPED,
+    OBJECTIVES,
+    Loss,
+    Recipe,
+    Training,
+)
 from softtopk.seq2seq import (
     EncoderDecoder,
     Seq2Seq,
@@ -35,7 +41,16 @@ SEARCH = {
     "teacher-forcing": {},
     "soft-beam": {"beam_size": 3, "eps": 0.1, "follow": "best", "normalize": None},
     "membership": {"beam_size": 3, "eps": 1.0, "candidates": 8},
+    "risk": {"beam_size": 4, "risk": lambda tokens, gold: misses(tokens, gold)},
 }
+
+
+def misses(tokens: torch.Tensor, gold: torch.Tensor) -> torch.Tensor:
+    """The share of the reference's places that have another token."""
+    width = max(tokens.shape[-1], gold.shape[-1])
+    tokens = F.pad(tokens, (0, width - tokens.shape[-1]))
+    gold = F.pad(gold, (0, width - gold.shape[-1])).unsqueeze(1)
+    return ((tokens != gold) & (gold != 0)).sum(-1) / (gold != 0).sum(-1)
 
 
 def some_pairs(n: int = 30) -> list[Pair]:
@@ -171,6 +186,17 @@ def test_the_loss_decreases(objective: str, transformer: bool) -> None:
     training = make(recipe, dropout=0.0, transformer=transformer)
     losses = [training.advance()["loss"] for _ in range(60)]
     assert sum(losses[-10:]) < 0.8 * sum(losses[:10])
+
+
+def test_a_risk_is_that_of_the_model_without_dropout() -> None:
+    training = make(replace(recipe_of("risk"), rho=0.0), dropout=0.5)
+    batch = make_batch(some_pairs(4), pad=0, eos=3)
+    with torch.no_grad():
+        found = [Loss(training.model, training.recipe)(batch)[0].item() for _ in range(2)]
+        assert training.model.dropout.training
+        training.model.eval()
+        expected = Loss(training.model, training.recipe)(batch)[0].item()
+    assert found == [expected] * 2
 
 
 def test_the_global_generator_is_left_alone() -> None:

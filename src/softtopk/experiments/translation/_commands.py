@@ -8,7 +8,7 @@ from typing import Any
 from ..runs.rows import Bundle, command_lines
 from ..settings import as_options, in_groups
 from ._rows import StageRow
-from ._settings import ATTENTION, PRETRAIN, Settings, search_options
+from ._settings import ATTENTION, OWN, PRETRAIN, Settings
 
 
 def commands(rows: Iterable[StageRow]) -> list[str]:
@@ -17,12 +17,10 @@ def commands(rows: Iterable[StageRow]) -> list[str]:
 
 
 def _given(row: StageRow) -> dict[str, Any]:
-    """The settings of a row, with a temperature only if it had to be given."""
+    """The settings of a row, without those that its objective has by default."""
     settings = dict(row.settings)
-    own = search_options(row.part, Settings())
-    if own and own["eps"] == settings["eps"]:
-        settings["eps"] = None
-    return settings
+    own = OWN.get(row.part, {}).items()
+    return settings | {name: None for name, value in own if settings[name] == value}
 
 
 def _lines(bundle: Bundle[StageRow], out: str) -> list[str]:

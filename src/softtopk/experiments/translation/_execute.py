@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from ._decoding import Translator, evaluate, signatures, spaced
 from ._maps import mean_tokens_holding
 from ._model import make_model
 from ._pieces import Pieces, Prepared
+from ._risk import TextRisk
 from ._settings import PRETRAIN, Settings, make_recipe
 from ._training import Training
 
@@ -144,6 +146,9 @@ def make_training(
         return scores[str(beam)]["bleu"]
 
     recipe = make_recipe(stage, settings, batches_per_epoch(len(pairs), settings.batch_size))
+    if stage == "risk":
+        risk = TextRisk(prepared.target, settings.risk)
+        recipe = replace(recipe, search={**recipe.search, "risk": risk})
     device = processes.own_device(settings.device)
     return Training(model, pairs, recipe, seed=seed, validate=validate, device=device)
 

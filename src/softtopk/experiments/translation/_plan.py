@@ -48,8 +48,8 @@ class Train(WithPieces, TrainOptions):
 
     objective: tuple[str, ...] = setting(
         (),
-        "Names with commas between them. soft-beam is the paper's; it and membership are mixed "
-        "with teacher forcing.",
+        "Names with commas between them. soft-beam is the paper's; it, membership and risk are "
+        "mixed with teacher forcing.",
         choices=OBJECTIVES,
         all_of=OBJECTIVES,
         shown="soft-beam",

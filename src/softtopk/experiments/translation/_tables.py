@@ -115,7 +115,7 @@ def _cells(
 def _told_apart(rows: Sequence[StageRow]) -> list[str]:
     """What tells the rows apart, beside the objective, whose own temperature does not count."""
     names = ["init"] if len({row.init for row in rows}) > 1 else []
-    names += varying(rows, own=["eps", "updates"])
+    names += varying(rows, own=["eps", "rho", "updates"])
     if "attention" in names:  # where it is the softmax there are none of these
         names += [name for name in ("attention_k", "attention_eps") if name not in names]
     return [name for name in names if name != "updates"]  # which is a column

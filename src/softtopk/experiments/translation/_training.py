@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +24,7 @@ from softtopk.seq2seq import EncoderDecoder, hybrid_loss
 from ..runs import AsInWholeBatch, processes, share
 from ._batches import Batch, Pair, batches_per_epoch, epoch_order, make_batch
 
-OBJECTIVES = ("teacher-forcing", "soft-beam", "membership")
+OBJECTIVES = ("teacher-forcing", "soft-beam", "membership", "risk")
 OPTIMIZERS = ("adam", "sgd")
 MOST_SKIPPED = 10  # updates in a row whose gradient is not finite
 
@@ -65,7 +66,7 @@ class Recipe:
 
 
 class Loss(nn.Module):
-    """The loss of a batch in nats per token of the reference, and its part of teacher forcing."""
+    """The loss of a batch, per token of the reference, and its part of teacher forcing."""
 
     def __init__(self, model: EncoderDecoder, recipe: Recipe) -> None:
         super().__init__()
@@ -75,7 +76,7 @@ class Loss(nn.Module):
         return self._of(batch, self.recipe.search)
 
     def _of(self, batch: Batch, search: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-        """The encoder runs once for both."""
+        """The encoder runs once for both, and once more if one of them is without dropout."""
         model, recipe, config = self.model, self.recipe, self.model.config
         memory, state = model.encode(batch.source)
         inputs = model.shift(batch.target)
@@ -88,20 +89,38 @@ class Loss(nn.Module):
         )
         if recipe.objective == "teacher-forcing":
             return forced, forced
-        loss = hybrid_loss(
-            model.decoder(memory),
-            state,
-            model.target_embedding.weight,
-            batch.target,
-            rho=recipe.rho,
-            objective=recipe.objective,  # type: ignore[arg-type]  # one of OBJECTIVES
-            teacher_forcing=forced,
-            bos=config.bos,
-            eos=config.eos,
-            pad=config.pad,
-            **search,
-        )
+        # What the search returns is judged without dropout, as it is searched for in the end.
+        with without_dropout(model) if recipe.objective == "risk" else nullcontext():
+            if recipe.objective == "risk":
+                memory, state = model.encode(batch.source)
+            loss = hybrid_loss(
+                model.decoder(memory),
+                state,
+                model.target_embedding.weight,
+                batch.target,
+                rho=recipe.rho,
+                objective=recipe.objective,  # type: ignore[arg-type]  # one of OBJECTIVES
+                teacher_forcing=forced,
+                bos=config.bos,
+                eos=config.eos,
+                pad=config.pad,
+                **search,
+            )
         return loss, forced
+
+
+@contextmanager
+def without_dropout(model: nn.Module) -> Iterator[None]:
+    """Inside, nothing is dropped. The rest is as in training: on a GPU, recurrent layers have
+    gradients in training only."""
+    found = [m for m in model.modules() if isinstance(m, nn.Dropout) and m.training]
+    for module in found:
+        module.eval()
+    try:
+        yield
+    finally:
+        for module in found:
+            module.train()
 
 
 class SharedLoss(Loss):

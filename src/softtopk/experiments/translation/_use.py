@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,7 +19,7 @@ from ..errors import UsageError, require_modules
 from ..runs import Report, Run, Table, check_device, check_tables, write_tables
 from ..settings import MACHINE, Declared, recorded, setting
 from ._batches import Pair
-from ._corpus import Split, clean_line
+from ._corpus import Split, clean_line, read_measured
 from ._data import read_part, read_pieces
 from ._decoding import BATCH_SIZE, Translation, Translator, signatures
 from ._execute import evaluate_beams
@@ -83,6 +84,11 @@ class Evaluate(UseWithPenalty):
 
     beam: tuple[int, ...] = setting((1, 5), "Beam sizes, with commas between them.", low=1)
     split: str = setting("test", "The part of the text to translate.", choices=("valid", "test"))
+    data: Path | None = setting(
+        None,
+        "Folder with other text of the same languages. The run's --max-words holds for it too.",
+        shown="the run's",
+    )
     out: Path | None = setting(None, "Write the table here, as Markdown and as JSON.")
 
 
@@ -129,7 +135,7 @@ def evaluate(options: Evaluate) -> int:
         check_tables(out)
     report = Report()
     records = []
-    read: dict[Path, tuple[Split, Pieces, Pieces]] = {}
+    read: dict[Any, tuple[Split, Pieces, Pieces]] = {}
     runs = EXPERIMENT.finished(options.run)
     if options.hard_attention:  # before the first of them is used
         for run in runs:
@@ -138,9 +144,11 @@ def evaluate(options: Evaluate) -> int:
         settings = Settings(**recorded(Settings, run.config))
         penalty = options.penalty(settings)
         data, languages = data_of(run), (settings.source, settings.target)
-        if data not in read:
-            read[data] = read_part(data, split, *languages), *read_pieces(data, *languages)
-        part, source, target = read[data]
+        known = data, settings.max_words
+        if known not in read:
+            text = _text(options, settings) if options.data else read_part(data, split, *languages)
+            read[known] = text, *read_pieces(data, *languages)
+        part, source, target = read[known]
         model = options.model(run)
         scores = evaluate_beams(model, source, target, part, options.beam, penalty)
         tokens = mean_tokens_holding(model, source, target, part)
@@ -150,6 +158,8 @@ def evaluate(options: Evaluate) -> int:
                 "seed": run.config["seed"],
                 "split": split,
                 "sentences": len(part),
+                "data": options.data.name if options.data else run.config["corpus"]["name"],
+                "text": part.fingerprint,
                 "beam": int(beam),
                 "length_penalty": penalty,
                 **figures,
@@ -160,7 +170,7 @@ def evaluate(options: Evaluate) -> int:
             for beam, figures in scores.items()
         ]
     table = Table(
-        f"{split}, {records[0]['sentences']:,} sentences",
+        f"{split} of {records[0]['data']}, {records[0]['sentences']:,} sentences",
         ["Stage", "Seed", "Beam", "BLEU", "chrF", "Tokens with 95 %"],
         [
             [
@@ -181,6 +191,21 @@ def evaluate(options: Evaluate) -> int:
         written = write_tables(out, markdown, records)
         report.say(f"written: {', '.join(map(str, written))}")
     return 0
+
+
+def _text(options: Evaluate, settings: Settings) -> Split:
+    """The part of other text than the run's, as much of it as the run would take."""
+    assert options.data is not None
+    if not options.data.is_dir():
+        raise UsageError(f"--data {options.data}: give a folder with {options.split}.*")
+    text = read_measured(options.data, options.split, settings.source, settings.target)
+    few = text if settings.max_words is None else text.at_most(settings.max_words)
+    if not len(few):
+        raise UsageError(
+            f"--data {options.data}: no sentence has at most {settings.max_words} words, the "
+            "--max-words of the run"
+        )
+    return few
 
 
 def translate(options: Translate) -> int:

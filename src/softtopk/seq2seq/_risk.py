@@ -1,0 +1,299 @@
+"""The risk of what a search returns: the expected error of the hypotheses that survive a selection.
+
+Minimum risk training (Shen et al. 2016) lowers the expected error of a list of hypotheses y_i,
+
+    R = sum_i q_i risk(y_i),        q = softmax(scores / tau).
+
+The softmax looks at the whole list. A search keeps few, so here SOFT top-k selects: q = A / k. As
+eps goes to 0, R is the mean risk of the k hypotheses that the search ranks first. As eps grows, it
+is the mean of the list. Its gradient lowers the scores of those hypotheses near the threshold whose
+risk is above that of the others there, and raises the rest of them. How many are near is the width;
+what is beyond it, safely in or out, is left alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .._checks import (
+    Strength,
+    check_eps,
+    check_flag,
+    check_integer,
+    check_mask,
+    check_not_negative,
+    check_scores,
+)
+from ..functional import eps_for, soft_topk
+from ._beam_search import beam_search
+from ._checks import check_gold, check_search, check_tokens, run_step
+from ._states import DecoderStep, State, at_least_single, take_rows
+
+Risk = Callable[[Tensor, Tensor], Tensor]
+"""Hypotheses (B, n, L), gold (B, T) -> the risk of each (B, n)."""
+#: Nats. The gradient grows as 1 / eps: a list of near ties would be all of it.
+LEAST_EPS = 0.01
+
+
+def expected_risk(
+    scores: Tensor,
+    risk: Tensor,
+    *,
+    k: int | None = 2,
+    width: float | None = None,
+    eps: Strength | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """The mean risk of the k hypotheses that a soft selection keeps: (..., n) -> (...).
+
+    sum_i A_i risk_i / k with A = `soft_topk` of the scores. The hard expression that it relaxes is
+    ``risk.gather(-1, scores.topk(k).indices).mean(-1)``. In a list of fewer than k hypotheses all
+    are kept; one of none has the risk 0.
+
+    Args:
+        scores: (..., n), what the search ranks by.
+        risk: (..., n), the smaller the better; a constant.
+        k: How many survive. None: the softmax of scores / (eps / 2) in place of a selection.
+            Minimum risk training as Shen et al. have it, with their sharpness alpha, is
+            ``k=None, eps=2 / alpha`` for whole log-likelihoods.
+        width: How many hypotheses of a list are undecided, see `eps_for`. It gives each list its
+            own eps, for k = 1 if k is None. Default: all of them.
+        eps: The temperature itself, in place of a width; one for all lists, or (...).
+        mask: Boolean, broadcasts to the scores: False leaves a hypothesis out, as does a score of
+            -inf.
+
+    >>> scores, risk = torch.tensor([-0.4, -0.5, -0.9]), torch.tensor([0.3, 0.1, 0.8])
+    >>> [round(expected_risk(scores, risk, eps=eps).item(), 3) for eps in (1e-3, 0.5, 1e3)]
+    [0.2, 0.323, 0.4]
+    """
+    check_scores(scores, -1)
+    check_mask(mask, scores)
+    if not isinstance(risk, Tensor) or risk.shape != scores.shape:
+        got = tuple(risk.shape) if isinstance(risk, Tensor) else type(risk).__name__
+        raise ValueError(
+            f"risk must be a tensor of the shape of scores, {tuple(scores.shape)}, got {got}"
+        )
+    if width is not None and eps is not None:
+        raise ValueError(f"give width or eps, not both: got width={width} and eps={eps}")
+    if k is not None:
+        check_integer("k", k)
+    valid = scores.detach() != -math.inf  # not a sequence that cannot occur, either
+    valid = valid if mask is None else valid & mask
+    risk = risk.detach().to(scores.dtype).masked_fill(~valid, 0.0)
+    if not risk.isfinite().all():
+        raise ValueError("risk must be finite where mask is True, got inf or NaN")
+    places = valid.sum(-1).clamp(max=k or 1)
+    if eps is None:
+        eps = eps_for(scores, places, width=width or scores.shape[-1], mask=valid)
+    eps = check_eps(eps, scores.shape[:-1])
+    if k is None:
+        logits = (2 * scores / eps).masked_fill(~valid, -math.inf)
+        kept = logits.masked_fill(~valid.any(-1, keepdim=True), 0.0).softmax(-1)
+    else:
+        eps = eps.squeeze(-1) if isinstance(eps, Tensor) else eps
+        kept = soft_topk(scores, places, eps=eps, mask=valid) / places.clamp(min=1).unsqueeze(-1)
+    return (kept * risk).sum(-1)
+
+
+def sequence_scores(
+    step: DecoderStep,
+    init_state: State,
+    embedding: Tensor,
+    tokens: Tensor,
+    *,
+    length_penalty: float = 0.0,
+    bos: int = 2,
+    eos: int = 3,
+    pad: int = 0,
+) -> Tensor:
+    """What `beam_search` ranks sequences by, with gradient: (B, n, L) -> (B, n).
+
+    log-likelihood / length ** ``length_penalty``. Sequences of a sentence that begin alike are
+    computed once as far as they do, and none beyond its end: the hypotheses of one search share
+    much. A decoder that writes the padding token itself should end its sequences: without an end
+    token, padding at the end of a sequence is not counted.
+
+    Args:
+        step, init_state, embedding, bos, eos, pad, length_penalty: As for `beam_search`.
+        tokens: n sequences for each of the B sentences, with the end token if they have one, then
+            padding. One of padding alone has the score 0.
+    """
+    batch, vocabulary = check_search(init_state, embedding, 1, bos=bos, eos=eos, pad=pad)
+    check_not_negative("length_penalty", length_penalty)
+    check_tokens("tokens", tokens, batch, vocabulary, "(B, n, L)")
+    lengths = _lengths(tokens, eos, pad)
+    return _scores_of(step, init_state, embedding, tokens, lengths, length_penalty, bos)
+
+
+def _scores_of(
+    step: DecoderStep,
+    init_state: State,
+    embedding: Tensor,
+    tokens: Tensor,
+    lengths: Tensor,
+    length_penalty: float,
+    bos: int,
+) -> Tensor:
+    vocabulary = embedding.shape[0]
+    batch, n, longest = tokens.shape
+    rows = torch.arange(n, device=tokens.device)
+    same = torch.ones(batch, n, n, dtype=torch.bool, device=tokens.device)  # the prefixes i and j
+    place = torch.zeros(batch, n, dtype=torch.long, device=tokens.device)
+    last = torch.full((batch, n), bos, device=tokens.device)
+    # Of no row of the embedding: zeros that have a gradient, also where there is no step.
+    state, total = init_state, at_least_single(embedding[:0].sum()).expand(batch, n)
+    for t in range(longest):
+        live = lengths > t
+        if not live.any():
+            break
+        # Of the live sequences with one prefix, the first stands for all of them.
+        first = (same & live.unsqueeze(1)).long().argmax(-1)
+        stands = live & (first == rows)
+        columns = stands.long().argsort(dim=1, descending=True, stable=True)
+        columns = columns[:, : int(stands.sum(1).max())]
+        state = take_rows(state, place.gather(1, columns))
+        inputs = embedding[last.gather(1, columns).flatten()]
+        log_probs, state = run_step(step, inputs, state, vocabulary, first=t == 0)
+        # A sequence that is over has the place of another: it is not looked at again.
+        place = (stands.cumsum(1) - 1).clamp(min=0).gather(1, first)
+        last = tokens[..., t]
+        picked = log_probs.reshape(batch, -1).gather(1, place * vocabulary + last)
+        total = total + at_least_single(picked).masked_fill(~live, 0.0)
+        same = same & (last.unsqueeze(1) == last.unsqueeze(2))
+    return total / lengths.clamp(min=1).to(total.dtype) ** length_penalty
+
+
+def beam_risk_loss(
+    step: DecoderStep,
+    init_state: State,
+    embedding: Tensor,
+    gold: Tensor,
+    *,
+    risk: Risk | Tensor,
+    k: int | None = 2,
+    width: float | None = None,
+    eps: Strength | None = None,
+    beam_size: int | None = None,
+    length_penalty: float = 0.0,
+    max_len: int | None = None,
+    include_gold: bool = False,
+    candidates: Tensor | None = None,
+    bos: int = 2,
+    eos: int = 3,
+    pad: int = 0,
+) -> Tensor:
+    """The expected risk of the hypotheses of a beam search that survive a soft selection.
+
+    A search without gradient finds the ``beam_size`` hypotheses that it ranks first. They are
+    scored again with gradient, as the search ranks them, and `expected_risk` selects among them.
+    The loss is the mean over the sentences, each with the weight of its number of gold tokens, as a
+    longer sentence counts more in BLEU too.
+
+    Let the step have no dropout: the scores are then those of the search.
+
+    Args:
+        step, init_state, embedding, bos, eos, pad: As for `beam_search`.
+        gold: (B, T): tokens, end token, padding.
+        risk: How bad each hypothesis is, such as 1 - BLEU of the sentence: a function of hypotheses
+            (B, n, L) and ``gold`` that gives (B, n), or these numbers themselves, with
+            ``candidates``. The hypotheses have their end token, if they reached it, then padding;
+            one that does not exist is padding alone, and its risk does not count.
+        k, width, eps: As for `expected_risk`. A width is that of the hypotheses that were searched
+            for, without gold, which may lie far from all of them. Hypotheses nearer to each other
+            than 0.01 nats are as good as equal: eps is at least that.
+        beam_size: Hypotheses that are searched for, 8 by default.
+        length_penalty: As for `beam_search`. Give the one that you will search with.
+        max_len: Of the hypotheses. Default: 1.25 times the longest gold, plus 2: what is longer is
+            hardly ever good.
+        include_gold: Whether gold is one of the hypotheses, the first of then n + 1. If the search
+            found it too, it counts once.
+        candidates: (B, n, L), in place of a search, such as those of an earlier epoch. One that is
+            there twice counts twice.
+    """
+    batch, vocabulary = check_search(
+        init_state, embedding, 8 if beam_size is None else beam_size, bos=bos, eos=eos, pad=pad
+    )
+    lengths = check_gold(gold, batch, vocabulary, pad, eos)
+    check_flag("include_gold", include_gold)
+    check_not_negative("length_penalty", length_penalty)
+    if not isinstance(risk, Tensor) and not callable(risk):
+        raise TypeError(f"risk must be a function or a tensor, got {type(risk).__name__}")
+    if candidates is not None and (beam_size is not None or max_len is not None):
+        raise ValueError("beam_size and max_len are for a search, not for given candidates")
+    if candidates is None:
+        beam_size = 8 if beam_size is None else beam_size
+        if isinstance(risk, Tensor):
+            raise ValueError(
+                "risk as a tensor belongs to hypotheses that are known: give them as candidates, "
+                "or a function as risk"
+            )
+        hypotheses = beam_search(
+            step,
+            init_state,
+            embedding,
+            max_len=5 * int(lengths.max()) // 4 + 2 if max_len is None else max_len,
+            beam_size=beam_size,
+            bos=bos,
+            eos=eos,
+            pad=pad,
+            length_penalty=length_penalty,
+            n_best=beam_size,
+        )
+        missing = hypotheses.scores.isinf()
+        candidates = hypotheses.tokens.masked_fill(missing.unsqueeze(-1), pad)
+        sizes = _lengths(candidates, eos).masked_fill(missing, 0)
+    else:
+        check_tokens("candidates", candidates, batch, vocabulary, "(B, n, L)")
+        sizes = _lengths(candidates, eos, pad)
+        beyond = torch.arange(candidates.shape[-1], device=sizes.device) >= sizes.unsqueeze(-1)
+        candidates = candidates.masked_fill(beyond, pad)
+    if include_gold:
+        candidates, sizes = _with_gold(candidates, sizes, gold, lengths, pad)
+    with torch.no_grad():
+        measured = risk if isinstance(risk, Tensor) else risk(candidates, gold)
+    if not isinstance(measured, Tensor) or measured.shape != candidates.shape[:2]:
+        shape = tuple(measured.shape) if isinstance(measured, Tensor) else type(measured).__name__
+        raise ValueError(
+            f"risk must give a tensor (B, n) = {tuple(candidates.shape[:2])}, one number for each "
+            f"hypothesis, got {shape}"
+        )
+    scores = _scores_of(step, init_state, embedding, candidates, sizes, length_penalty, bos)
+    mask = sizes > 0
+    if eps is None:
+        found = scores[:, 1:] if include_gold else scores
+        places = mask[:, -found.shape[1] :].sum(-1).clamp(max=k or 1)
+        width = found.shape[1] if width is None else width
+        own = eps_for(found, places, width=width, mask=mask[:, -found.shape[1] :])
+        eps = torch.as_tensor(own).clamp(min=LEAST_EPS)
+    elif width is not None:
+        raise ValueError(f"give width or eps, not both: got width={width} and eps={eps}")
+    risks = expected_risk(scores, measured.to(scores.device), k=k, eps=eps, mask=mask)
+    return (risks * lengths).sum() / lengths.sum()
+
+
+def _lengths(tokens: Tensor, eos: int, pad: int | None = None) -> Tensor:
+    """Tokens up to the end, or up to the padding. A decoder may write padding, too: what a search
+    returned has its length without an end."""
+    longest = tokens.shape[-1]
+    ended = tokens == eos
+    whole = longest if pad is None else longest - (tokens != pad).flip(-1).long().argmax(-1)
+    whole = torch.where(ended.any(-1), ended.long().argmax(-1) + 1, whole)
+    return whole if pad is None else whole.masked_fill((tokens == pad).all(-1), 0)
+
+
+def _with_gold(
+    candidates: Tensor, sizes: Tensor, gold: Tensor, lengths: Tensor, pad: int
+) -> tuple[Tensor, Tensor]:
+    """(B, 1 + n, L), (B, 1 + n): gold first; where it is among the candidates, it is left out."""
+    longest = max(candidates.shape[-1], gold.shape[-1])
+    candidates = F.pad(candidates, (0, longest - candidates.shape[-1]), value=pad)
+    gold = F.pad(gold, (0, longest - gold.shape[-1]), value=pad).unsqueeze(1)
+    again = (candidates == gold).all(-1)
+    candidates = candidates.masked_fill(again.unsqueeze(-1), pad)
+    sizes = torch.cat([lengths.unsqueeze(1), sizes.masked_fill(again, 0)], 1)
+    return torch.cat([gold, candidates], 1), sizes
