@@ -236,7 +236,7 @@ def beam_risk_loss(
             step,
             init_state,
             embedding,
-            max_len=5 * int(lengths.max()) // 4 + 2 if max_len is None else max_len,
+            max_len=longest_for(int(lengths.max())) if max_len is None else max_len,
             beam_size=beam_size,
             bos=bos,
             eos=eos,
@@ -274,6 +274,11 @@ def beam_risk_loss(
         raise ValueError(f"give width or eps, not both: got width={width} and eps={eps}")
     risks = expected_risk(scores, measured.to(scores.device), k=k, eps=eps, mask=mask)
     return (risks * lengths).sum() / lengths.sum()
+
+
+def longest_for(gold: int) -> int:
+    """How many tokens hypotheses may have, if the longest gold has this many."""
+    return 5 * gold // 4 + 2
 
 
 def _lengths(tokens: Tensor, eos: int, pad: int | None = None) -> Tensor:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from softtopk._training import SCHEDULES, DivergedError, Steps
 from softtopk.distributed import mean
 from softtopk.seq2seq import EncoderDecoder, hybrid_loss
+from softtopk.seq2seq._risk import longest_for
 
 from ..runs import AsInWholeBatch, processes, share
 from ._batches import Batch, Pair, batches_per_epoch, epoch_order, make_batch
@@ -93,6 +94,8 @@ class Loss(nn.Module):
         with without_dropout(model) if recipe.objective == "risk" else nullcontext():
             if recipe.objective == "risk":
                 memory, state = model.encode(batch.source)
+                # By the padding, which some rows of a batch share with all of it.
+                search = {**search, "max_len": longest_for(batch.target.shape[1])}
             loss = hybrid_loss(
                 model.decoder(memory),
                 state,
