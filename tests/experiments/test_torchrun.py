@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from paths import first
 from safetensors.torch import load_file
 
 from softtopk import cli, knn
@@ -71,7 +70,8 @@ def files(out: Path) -> set[str]:
     return {str(path.relative_to(out)) for path in out.rglob("*")}
 
 
-@pytest.mark.parametrize("number", first("INT", "TERM"))
+@pytest.mark.slow
+@pytest.mark.parametrize("number", ["INT", "TERM"])
 def test_stopped_processes_save_and_one_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: str
 ) -> None:

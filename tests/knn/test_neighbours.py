@@ -5,6 +5,7 @@ import pickle
 import faiss
 import numpy as np
 import pytest
+from paths import first
 from scipy.spatial.distance import cdist
 
 from softtopk.knn import Neighbours
@@ -84,7 +85,7 @@ def test_a_feature_of_zero_has_no_direction(backend: str) -> None:
     np.testing.assert_array_equal(indices, [[0, 1, 2], [0, 1, 2]])
 
 
-@pytest.mark.parametrize("metric", ["euclidean", "cosine"])
+@pytest.mark.parametrize("metric", first("euclidean", "cosine"))
 @pytest.mark.parametrize(("index", "few", "all_of_it"), [("ivf", 1, 10_000), ("hnsw", 1, 6000)])
 def test_an_approximate_index(index: str, few: int, all_of_it: int, metric: str) -> None:
     templates, queries = features(6000, 32), features(300, 32, seed=1)
