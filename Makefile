@@ -13,8 +13,8 @@ PEERS := $(BENCH_VENV)/.complete
 NATIVE := $(VENV)/.native
 CSRC := $(wildcard src/softtopk/kernels/csrc/*.[ch]pp)
 OTHER_CPP := tests/sanitize/driver.cpp docs/play/core.cpp
-# Processes of a test run: one more than two cores have, as many tests wait for what they start.
-JOBS ?= 3
+# Processes of a test run.
+JOBS ?= 2
 PYTEST = $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
 OUT ?= runs/demo
 BENCH ?= --preset full
@@ -39,7 +39,7 @@ demo: $(NATIVE)  ## Compare kNN classifiers on digits, and draw their features (
 	@$(BIN)/softtopk knn train --data digits --method all --threads 1 --out "$(OUT)" --resume
 	@$(BIN)/softtopk knn plot "$(OUT)"
 
-test: $(NATIVE)  ## Run the tests and the doctests, about 5 minutes (JOBS=3 processes).
+test: $(NATIVE)  ## Run the tests and the doctests, about 5 minutes (JOBS=2 processes).
 	@$(PYTEST)
 
 test-all: $(NATIVE)  ## Run also what only a release needs: the oracles' own tests, more examples.
