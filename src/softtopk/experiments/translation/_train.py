@@ -8,6 +8,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from softtopk.seq2seq import EncoderDecoder
 
 from .._files import check_out, remove_drafts
@@ -83,6 +85,7 @@ def train(options: Train, given: Mapping[str, Any]) -> int:
     require_modules("rich", "sentencepiece", "sacrebleu", "safetensors")
     plan = make_plan(options, given)
     check_device(plan.settings.device)
+    torch.set_float32_matmul_precision(plan.settings.matmul_precision)
     with processes.joined(plan.settings.device):
         return _train(options, plan)
 
