@@ -1,7 +1,7 @@
 """Which objective gains most from training through the search? The paper's Table 2, again.
 
     python benchmarks/translation_objectives.py --data DIR --source en --target fr --out RUNS
-    python benchmarks/translation_objectives.py --quick --out RUNS    # built-in text, ten minutes
+    python benchmarks/translation_objectives.py --quick --out RUNS    # built-in text, minutes
 
 DIR has train.*, valid.* and test.*. The last TAIL training pairs are held back as the test set
 before anything is trained; test.* is a second one, for the end. Then, by `softtopk translate`:
@@ -9,13 +9,14 @@ before anything is trained; test.* is a second one, for the end. Then, by `softt
 1. Pieces are learned, and a model is pre-trained by teacher forcing with each of two seeds.
 2. Every objective goes on from the first one with each of the three TRIALS, and is judged on the
    validation part. The best trial is kept. No test set is translated.
-3. Every objective, as its best trial, goes on from both models with other seeds: PLACES.
-4. Teacher forcing goes on with as many updates as fit into the CPU time of each search objective.
+3. Every objective, as its best trial, goes on from both models with other seeds: its places. So
+   does teacher forcing with as many updates as fit into the CPU time of an objective, by that of
+   the trials.
 
 RUNS/table.md has all of it. RUNS/summary.md has the differences, seed by seed, on both test sets:
 mean and standard deviation, and the means by pre-trained model. A call that was killed or stopped
 is taken up again by the same call. Each run has one thread, and --jobs of them run at a time. It
-takes many hours on two cores.
+takes two and a half hours on two cores.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ EVERY = {"threads": 1, "matmul_precision": "medium", "eval_beams": 5}
 #: Long enough that more teacher forcing gains little.
 PRETRAINING = {"updates": 0, "pretrain_epochs": 12, "pretrain_lr": 2e-3, "pretrain_final_lr": 2e-4}
 #: What all continuations share. The learning rate ends at a tenth of where it begins.
-COMMON = {"batch_size": 32, "updates": 250, "eval_every": 125}
-TUNING = {"updates": 125, "eval_every": 125}
+COMMON = {"batch_size": 32, "updates": 250}
+TUNING_UPDATES = 125
 TUNING_SEED = 1000
 #: Seeds of the pre-training, and of the continuations that go on from it.
-PLACES = {0: (0, 1, 2), 1: (0, 1, 2)}
+PLACES: Mapping[int, Sequence[int]] = MappingProxyType({0: (0, 1, 2), 1: (0, 1, 2)})
 
 
 #: What is tried for every objective.
@@ -56,15 +57,23 @@ class Objective(NamedTuple):
 
     objective: str
     options: Mapping[str, Any] = MappingProxyType({})
+    places: Mapping[int, Sequence[int]] = PLACES
 
 
+#: A model of almost nothing.
+QUICK = {"hidden": 32, "embedding": 32, "max_length": 20, "pretrain_epochs": 2}
+
+FORCING = "teacher-forcing"
 ROWS = {
-    "teacher-forcing": Objective("teacher-forcing"),
-    "soft-beam": Objective("soft-beam"),
-    "membership": Objective("membership"),
-    "softmax-risk": Objective("risk", {"risk_selection": "softmax"}),
+    FORCING: Objective(FORCING),
     "risk": Objective("risk"),
+    "softmax-risk": Objective("risk", {"risk_selection": "softmax"}),
+    "membership": Objective("membership"),
+    # The slowest, and by far the worst in every trial.
+    "soft-beam": Objective("soft-beam", places={0: (0, 1), 1: (2,)}),
 }
+#: With whose CPU time teacher forcing goes on, too. That of both risks is the same.
+TIMED = ("risk", "membership")
 
 
 def main() -> None:
@@ -79,9 +88,9 @@ def main() -> None:
     args = parser.parse_args()
     if not args.quick and args.data is None:
         parser.error("--data: give a folder, or --quick")
-    small = {"hidden": 64, "embedding": 64, "max_length": 20} if args.quick else {}
-    common = {**COMMON, "updates": 20, "eval_every": 10} if args.quick else COMMON
-    tuning = {} if args.quick else TUNING
+    small = QUICK if args.quick else {}
+    common = {**COMMON, "updates": 4} if args.quick else COMMON
+    tuning = {"updates": 2 if args.quick else TUNING_UPDATES}
 
     args.out.mkdir(parents=True, exist_ok=True)
     text = args.out / "text"
@@ -108,72 +117,65 @@ def main() -> None:
         with ThreadPoolExecutor(args.jobs) as pool:
             return dict(zip(runs, pool.map(train, runs, runs.values()), strict=True))
 
-    first_part = {**PRETRAINING, "pretrain_epochs": 4} if args.quick else PRETRAINING
     models = train_all(
         {
             f"pretrained-{seed}": {
-                **(corpus | small | first_part | {"pieces": pieces, "seed": seed})
+                **(corpus | PRETRAINING | small | {"pieces": pieces, "seed": seed})
             }
             for seed in PLACES
         }
     )
 
     def further(seed: int, seeds: Sequence[int], row: Objective, more: Mapping[str, Any]) -> Any:
-        """Go on from a pre-trained model."""
+        """Go on from a pre-trained model, to the last update: no other weights are looked at."""
         options = {**common, **row.options, **more}
         return {
             **options,
+            "eval_every": options["updates"],
             "final_lr": options["lr"] / 10,
             "objective": row.objective,
             "init": models[f"pretrained-{seed}"],
             "seed": ",".join(map(str, seeds)),
         }
 
-    first = next(iter(PLACES))
     tried = train_all(
         {
             f"trials/{name}-{i}": further(
-                first, [TUNING_SEED], row, {**tuning, **trial, "test": False}
+                next(iter(PLACES)), [TUNING_SEED], row, {**tuning, **trial, "test": False}
             )
-            for name, row in ROWS.items()
             for i, trial in enumerate(TRIALS)
+            for name, row in ROWS.items()
         }
     )
-    best = {}
-    for name in ROWS:
-        scores = [validation(tried[f"trials/{name}-{i}"]) for i in range(len(TRIALS))]
-        best[name] = TRIALS[scores.index(max(scores))]
+    judging, cost = {}, {}
+    for name, row in ROWS.items():
+        trials = [tried[f"trials/{name}-{i}"] for i in range(len(TRIALS))]
+        scores = list(map(validation, trials))
+        judging[name] = row, {**common, **TRIALS[scores.index(max(scores))]}
+        cost[name] = fmean(map(cpu_seconds, trials))
+    for name in TIMED:
+        row, options = judging[FORCING]
+        updates = round(common["updates"] * cost[name] / cost[FORCING])
+        judging[f"{FORCING}, time of {name}"] = row, {**options, "updates": updates}
     judged = train_all(
         {
-            f"judged/{name}-{seed}": further(seed, seeds, row, best[name])
-            for name, row in ROWS.items()
-            for seed, seeds in PLACES.items()
+            folder_of(name, seed): further(seed, seeds, row, options)
+            for name, (row, options) in judging.items()
+            for seed, seeds in row.places.items()
         }
     )
-    forced = ROWS["teacher-forcing"]
-    cost = {name: cpu_seconds(judged[f"judged/{name}-{first}"]) for name in ROWS}
-    updates = {
-        name: round(common["updates"] * cost[name] / cost["teacher-forcing"])
-        for name in ROWS
-        if name != "teacher-forcing"
-    }
-    in_time = train_all(
-        {
-            f"judged/time-of-{name}-{seed}": further(
-                seed, seeds, forced, {**best["teacher-forcing"], "updates": n}
-            )
-            for name, n in updates.items()
-            for seed, seeds in PLACES.items()
-        }
-    )
-    runs = [*models.values(), *judged.values(), *in_time.values()]
+    runs = [*models.values(), *judged.values()]
     call("compare", *map(str, runs), "--out", str(args.out / "table"))
     if not args.quick:
-        for run in runs:
-            out = run / "second"
-            if not out.with_suffix(".json").exists():
-                call("evaluate", str(run), "--data", str(args.data), "--out", str(out))
-    write_summary(args.out, judged | in_time, ["held back", "second"][: 1 if args.quick else 2])
+        with ThreadPoolExecutor(args.jobs) as pool:
+            list(pool.map(lambda run: translate_second(run, args.data), runs))
+    text = summary(judging, cost, judged, models, not args.quick)
+    (args.out / "summary.md").write_text(text)
+    print(text)
+
+
+def folder_of(name: str, seed: int) -> str:
+    return f"judged/{name.replace(', ', '-').replace(' ', '-')}-{seed}"
 
 
 def hold_back(data: Path, text: Path, languages: tuple[str, str]) -> None:
@@ -204,6 +206,13 @@ def call(*args: str) -> None:
     subprocess.run([sys.executable, "-m", "softtopk", "translate", *args], check=True)
 
 
+def translate_second(run: Path, data: Path) -> None:
+    out = run / "second"
+    if not out.with_suffix(".json").exists():
+        beam = str(EVERY["eval_beams"])
+        call("evaluate", str(run), "--data", str(data), "--beam", beam, "--out", str(out))
+
+
 def row_of(run: Path) -> dict[str, Any]:
     """The one row of a run's table."""
     (row,) = json.loads((run / "table.json").read_text())
@@ -211,8 +220,7 @@ def row_of(run: Path) -> dict[str, Any]:
 
 
 def validation(run: Path) -> float:
-    scores = row_of(run)["valid"]
-    return scores[max(scores, key=int)]["mean"]
+    return row_of(run)["valid"][str(EVERY["eval_beams"])]["mean"]
 
 
 def cpu_seconds(run: Path) -> float:
@@ -220,38 +228,65 @@ def cpu_seconds(run: Path) -> float:
 
 
 def scores_of(run: Path, test_set: str) -> dict[int, float]:
-    """BLEU at the largest beam by seed."""
+    """BLEU by seed."""
+    if test_set == "second":
+        return {r["seed"]: r["bleu"] for r in json.loads((run / "second.json").read_text())}
     row = row_of(run)
-    beam = max(row["test"], key=int)
-    if test_set == "held back":
-        return dict(zip(row["seeds"], row["test"][beam]["bleu"], strict=True))
-    records = json.loads((run / "second.json").read_text())
-    return {r["seed"]: r["bleu"] for r in records if r["beam"] == int(beam)}
+    bleu = row["valid" if test_set == "validation" else "test"][str(EVERY["eval_beams"])]["bleu"]
+    return dict(zip(row["seeds"], bleu, strict=True))
 
 
-def write_summary(out: Path, runs: Mapping[str, Path], test_sets: Sequence[str]) -> None:
-    """Differences seed by seed, over all pre-trained models, and their means by model."""
-    searching = [name for name in ROWS if name != "teacher-forcing"]
-    pairs = [(name, "teacher-forcing") for name in searching]
-    pairs += [(name, f"time-of-{name}") for name in searching]
+def summary(
+    judging: Mapping[str, tuple[Objective, Mapping[str, Any]]],
+    cost: Mapping[str, float],
+    judged: Mapping[str, Path],
+    models: Mapping[str, Path],
+    second: bool,
+) -> str:
+    """BLEU of all, and differences seed by seed with their means by pre-trained model."""
+    test_sets = ["validation", "test", "second"][: 2 + second]
+
+    def scores(name: str, test_set: str) -> dict[tuple[int, int], float]:
+        """By the seeds of the pre-training and of what followed."""
+        return {
+            (seed, one): bleu
+            for seed in judging[name][0].places
+            for one, bleu in scores_of(judged[folder_of(name, seed)], test_set).items()
+        }
+
+    def difference(name: str, rival: str, test_set: str) -> str:
+        ours, theirs = scores(name, test_set), scores(rival, test_set)
+        found = {place: ours[place] - theirs[place] for place in ours}
+        seeds = dict.fromkeys(seed for seed, _ in found)
+        means = (fmean(x for place, x in found.items() if place[0] == seed) for seed in seeds)
+        by_model = ", ".join(f"{mean:+.2f}" for mean in means)
+        return f"{fmean(found.values()):+.2f} ± {stdev(found.values()):.2f} ({by_model})"
+
+    rows = [["BLEU, beam 5", "updates", "learning rate", "CPU seconds of an update", *test_sets]]
+    before = [
+        fmean(scores_of(run, one)[seed] for seed, run in enumerate(models.values()))
+        for one in test_sets
+    ]
+    rows.append(["pre-trained", "", "", "", *(f"{bleu:.2f}" for bleu in before)])
+    for name, (_, options) in judging.items():
+        seconds = f"{cost[name]:.2f}" if name in cost else ""
+        found = [list(scores(name, one).values()) for one in test_sets]
+        bleu = [f"{fmean(some):.2f} ± {stdev(some):.2f}" for some in found]
+        rows.append([name, f"{options['updates']:,}", f"{options['lr']:g}", seconds, *bleu])
+    pairs = [(name, FORCING) for name in ROWS if name != FORCING]
+    pairs += [(name, f"{FORCING}, time of {name}") for name in TIMED]
     pairs += [("risk", "softmax-risk"), ("risk", "membership")]
-    lines = ["| " + " | ".join(["BLEU", *test_sets]) + " |", "|---|" + "--:|" * len(test_sets)]
-    for name, rival in pairs:
-        cells = []
-        for test_set in test_sets:
-            by_model = []
-            for seed, seeds in PLACES.items():
-                ours, theirs = (
-                    scores_of(runs[f"judged/{each}-{seed}"], test_set) for each in (name, rival)
-                )
-                by_model.append([ours[one] - theirs[one] for one in seeds])
-            together = [each for found in by_model for each in found]
-            means = ", ".join(f"{fmean(found):+.2f}" for found in by_model)
-            cells.append(f"{fmean(together):+.2f} ± {stdev(together):.2f} ({means})")
-        said = "teacher forcing in its time" if rival.startswith("time") else rival
-        lines.append("| " + " | ".join([f"{name} over {said}", *cells]) + " |")
-    (out / "summary.md").write_text("\n".join(lines) + "\n")
-    print("\n".join(lines))
+    more = [["difference", *test_sets]]
+    more += [
+        [f"{name} - {rival}", *(difference(name, rival, one) for one in test_sets)]
+        for name, rival in pairs
+    ]
+    return f"{table_of(rows)}\n{table_of(more)}"
+
+
+def table_of(rows: Sequence[Sequence[str]]) -> str:
+    head, *body = ["| " + " | ".join(row) + " |\n" for row in rows]
+    return head + "|---|" + "--:|" * (len(rows[0]) - 1) + "\n" + "".join(body)
 
 
 if __name__ == "__main__":
