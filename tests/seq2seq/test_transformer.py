@@ -10,6 +10,7 @@ from softtopk import soft_topk_softmax
 from softtopk.seq2seq import (
     Transformer,
     TransformerConfig,
+    _transformer,
     beam_membership_loss,
     beam_search,
     load,
@@ -71,7 +72,9 @@ def placed(table, tokens):
 
 
 @torch.no_grad()
-def test_it_is_the_transformer_that_torch_has():
+@pytest.mark.parametrize("short", [0, 5])
+def test_it_is_the_transformer_that_torch_has(short, monkeypatch):
+    monkeypatch.setattr(_transformer, "SHORT", short)
     net = model()
     options = {"dropout": 0.0, "batch_first": True, "norm_first": True, "dtype": torch.float64}
     hidden = SOURCE == 0
