@@ -87,10 +87,8 @@ def expected_risk(
     risk = risk.detach().to(scores.dtype).masked_fill(~valid, 0.0)
     if not risk.isfinite().all():
         raise ValueError("risk must be finite where mask is True, got inf or NaN")
-    places = valid.sum(-1).clamp(max=k or 1)
-    if eps is None:
-        eps = eps_for(scores, places, width=width or scores.shape[-1], mask=valid)
-    eps = check_eps(eps, scores.shape[:-1])
+    places = _places(valid, k)
+    eps = check_eps(_eps_of(scores, k, width, valid) if eps is None else eps, scores.shape[:-1])
     if k is None:
         logits = (2 * scores / eps).masked_fill(~valid, -math.inf)
         kept = logits.masked_fill(~valid.any(-1, keepdim=True), 0.0).softmax(-1)
@@ -98,6 +96,17 @@ def expected_risk(
         eps = eps.squeeze(-1) if isinstance(eps, Tensor) else eps
         kept = soft_topk(scores, places, eps=eps, mask=valid) / places.clamp(min=1).unsqueeze(-1)
     return (kept * risk).sum(-1)
+
+
+def _places(mask: Tensor, k: int | None) -> Tensor:
+    """How many of each list are selected, for whose threshold a width is."""
+    return mask.sum(-1).clamp(max=k or 1)
+
+
+def _eps_of(scores: Tensor, k: int | None, width: float | None, mask: Tensor) -> Tensor | float:
+    """The temperature of each list at which this many of it are undecided, all by default."""
+    width = scores.shape[-1] if width is None else width
+    return eps_for(scores, _places(mask, k), width=width, mask=mask)
 
 
 def sequence_scores(
@@ -215,18 +224,16 @@ def beam_risk_loss(
         candidates: (B, n, L), in place of a search, such as those of an earlier epoch. One that is
             there twice counts twice.
     """
-    batch, vocabulary = check_search(
-        init_state, embedding, 8 if beam_size is None else beam_size, bos=bos, eos=eos, pad=pad
-    )
+    if candidates is not None and (beam_size is not None or max_len is not None):
+        raise ValueError("beam_size and max_len are for a search, not for given candidates")
+    beam_size = 8 if beam_size is None else beam_size
+    batch, vocabulary = check_search(init_state, embedding, beam_size, bos=bos, eos=eos, pad=pad)
     lengths = check_gold(gold, batch, vocabulary, pad, eos)
     check_flag("include_gold", include_gold)
     check_not_negative("length_penalty", length_penalty)
     if not isinstance(risk, Tensor) and not callable(risk):
         raise TypeError(f"risk must be a function or a tensor, got {type(risk).__name__}")
-    if candidates is not None and (beam_size is not None or max_len is not None):
-        raise ValueError("beam_size and max_len are for a search, not for given candidates")
     if candidates is None:
-        beam_size = 8 if beam_size is None else beam_size
         if isinstance(risk, Tensor):
             raise ValueError(
                 "risk as a tensor belongs to hypotheses that are known: give them as candidates, "
@@ -265,10 +272,8 @@ def beam_risk_loss(
     scores = _scores_of(step, init_state, embedding, candidates, sizes, length_penalty, bos)
     mask = sizes > 0
     if eps is None:
-        found = scores[:, 1:] if include_gold else scores
-        places = mask[:, -found.shape[1] :].sum(-1).clamp(max=k or 1)
-        width = found.shape[1] if width is None else width
-        own = eps_for(found, places, width=width, mask=mask[:, -found.shape[1] :])
+        first = int(include_gold)
+        own = _eps_of(scores[:, first:], k, width, mask[:, first:])
         eps = torch.as_tensor(own).clamp(min=LEAST_EPS)
     elif width is not None:
         raise ValueError(f"give width or eps, not both: got width={width} and eps={eps}")
