@@ -41,8 +41,8 @@ EVERY = {"threads": 1, "matmul_precision": "medium", "eval_beams": 5}
 #: Long enough that more teacher forcing gains little.
 PRETRAINING = {"updates": 0, "pretrain_epochs": 12, "pretrain_lr": 2e-3, "pretrain_final_lr": 2e-4}
 #: What all continuations share. The learning rate ends at a tenth of where it begins.
-COMMON = {"batch_size": 32, "updates": 250}
-TUNING_UPDATES = 125
+COMMON = {"batch_size": 32, "updates": 200}
+TUNING_UPDATES = 100
 TUNING_SEED = 1000
 #: Seeds of the pre-training, and of the continuations that go on from it.
 PLACES: Mapping[int, Sequence[int]] = MappingProxyType({0: (0, 1, 2), 1: (0, 1, 2)})
@@ -127,11 +127,15 @@ def main() -> None:
     )
 
     def further(seed: int, seeds: Sequence[int], row: Objective, more: Mapping[str, Any]) -> Any:
-        """Go on from a pre-trained model, to the last update: no other weights are looked at."""
+        """Go on from a pre-trained model, to the last update: no other weights are looked at.
+
+        So the validation in training decides nothing. That of the result has all sentences.
+        """
         options = {**common, **row.options, **more}
         return {
             **options,
             "eval_every": options["updates"],
+            "eval_sentences": 50,
             "final_lr": options["lr"] / 10,
             "objective": row.objective,
             "init": models[f"pretrained-{seed}"],
@@ -153,8 +157,8 @@ def main() -> None:
         scores = list(map(validation, trials))
         judging[name] = row, {**common, **TRIALS[scores.index(max(scores))]}
         cost[name] = fmean(map(cpu_seconds, trials))
+    row, options = judging[FORCING]
     for name in TIMED:
-        row, options = judging[FORCING]
         updates = round(common["updates"] * cost[name] / cost[FORCING])
         judging[f"{FORCING}, time of {name}"] = row, {**options, "updates": updates}
     judged = train_all(
