@@ -9,20 +9,21 @@ before anything is trained; test.* is a second one, for the end. Then, by `softt
 1. Pieces are learned, and a model is pre-trained by teacher forcing with each of two seeds.
 2. Every objective goes on from the first one with each of the three TRIALS, and is judged on the
    validation part. The best trial is kept. No test set is translated.
-3. Every objective, as its best trial, goes on from both models with other seeds: its places. So
-   does teacher forcing with as many updates as fit into the CPU time of an objective, by that of
-   the trials.
+3. Every objective, as its best trial, goes on from both models with other seeds: PLACES. So does
+   teacher forcing with as many updates as fit into the CPU time of an objective, by that of the
+   trials.
 
 RUNS/table.md has all of it. RUNS/summary.md has the differences, seed by seed, on both test sets:
-mean and standard deviation, and the means by pre-trained model. A call that was killed or stopped
-is taken up again by the same call. Each run has one thread, and --jobs of them run at a time. It
-takes two and a half hours on two cores.
+mean and standard deviation, and the means by pre-trained model. A run that diverges is left out of
+both. A call that was killed or stopped is taken up again by the same call. Each run has one thread,
+and --jobs of them run at a time. It takes two to three hours on two cores.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -33,19 +34,18 @@ from statistics import fmean, stdev
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-#: Lines at the end of train.*, of which about half have at most MAX_WORDS words.
+#: Lines at the end of train.*, of which about half have at most --max-words words.
 TAIL = 6000
-#: Of all runs. On an AMD CPU, updates are 1.3 to 1.9 times as fast with medium. Beams of 1 would
-#: double the time of the translations.
+#: Of all runs. On an AMD CPU updates are faster with medium.
 EVERY = {"threads": 1, "matmul_precision": "medium", "eval_beams": 5}
 #: Long enough that more teacher forcing gains little.
 PRETRAINING = {"updates": 0, "pretrain_epochs": 12, "pretrain_lr": 2e-3, "pretrain_final_lr": 2e-4}
 #: What all continuations share. The learning rate ends at a tenth of where it begins.
-COMMON = {"batch_size": 32, "updates": 200}
+COMMON = {"batch_size": 32, "updates": 400}
 TUNING_UPDATES = 100
 TUNING_SEED = 1000
 #: Seeds of the pre-training, and of the continuations that go on from it.
-PLACES: Mapping[int, Sequence[int]] = MappingProxyType({0: (0, 1, 2), 1: (0, 1, 2)})
+PLACES: Mapping[int, Sequence[int]] = MappingProxyType({0: (0, 1), 1: (2,)})
 
 
 #: What is tried for every objective.
@@ -57,23 +57,23 @@ class Objective(NamedTuple):
 
     objective: str
     options: Mapping[str, Any] = MappingProxyType({})
-    places: Mapping[int, Sequence[int]] = PLACES
 
 
 #: A model of almost nothing.
 QUICK = {"hidden": 32, "embedding": 32, "max_length": 20, "pretrain_epochs": 2}
 
 FORCING = "teacher-forcing"
+#: How `softtopk translate train` ends if a part of a run has failed; it said why.
+DIVERGED = 1
 ROWS = {
     FORCING: Objective(FORCING),
     "risk": Objective("risk"),
     "softmax-risk": Objective("risk", {"risk_selection": "softmax"}),
     "membership": Objective("membership"),
-    # The slowest, and by far the worst in every trial.
-    "soft-beam": Objective("soft-beam", places={0: (0, 1), 1: (2,)}),
+    "soft-beam": Objective("soft-beam"),
 }
-#: With whose CPU time teacher forcing goes on, too. That of both risks is the same.
-TIMED = ("risk", "membership")
+#: With whose CPU time teacher forcing goes on, too. That of both risks is nearly the same.
+TIMED = ("risk",)
 
 
 def main() -> None:
@@ -109,8 +109,7 @@ def main() -> None:
         given = {**EVERY, **options, "out": folder}
         if (folder / "config.json").exists():
             given.pop("pieces", None)  # which the run has; all else has to be as it was
-        if len(list(folder.glob("*/seed-*/result.json"))) < len(str(options["seed"]).split(",")):
-            call("train", "--resume", *as_options(given))
+        call("train", "--resume", *as_options(given))  # of a finished run: compares the options
         return folder
 
     def train_all(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, Path]:
@@ -165,7 +164,7 @@ def main() -> None:
         {
             folder_of(name, seed): further(seed, seeds, row, options)
             for name, (row, options) in judging.items()
-            for seed, seeds in row.places.items()
+            for seed, seeds in PLACES.items()
         }
     )
     runs = [*models.values(), *judged.values()]
@@ -173,7 +172,7 @@ def main() -> None:
     if not args.quick:
         with ThreadPoolExecutor(args.jobs) as pool:
             list(pool.map(lambda run: translate_second(run, args.data), runs))
-    text = summary(judging, cost, judged, models, not args.quick)
+    text = summary(list(judging), judged, models, not args.quick)
     (args.out / "summary.md").write_text(text)
     print(text)
 
@@ -207,14 +206,19 @@ def as_options(options: Mapping[str, Any]) -> list[str]:
 
 def call(*args: str) -> None:
     print("softtopk translate", *args, flush=True)
-    subprocess.run([sys.executable, "-m", "softtopk", "translate", *args], check=True)
+    done = subprocess.run([sys.executable, "-m", "softtopk", "translate", *args])
+    if done.returncode not in (0, DIVERGED):
+        done.check_returncode()
 
 
 def translate_second(run: Path, data: Path) -> None:
     out = run / "second"
     if not out.with_suffix(".json").exists():
         beam = str(EVERY["eval_beams"])
-        call("evaluate", str(run), "--data", str(data), "--beam", beam, "--out", str(out))
+        call(
+            *("evaluate", str(run), "--data", str(data), "--beam", beam),
+            *("--threads", str(EVERY["threads"]), "--out", str(out)),
+        )
 
 
 def row_of(run: Path) -> dict[str, Any]:
@@ -223,60 +227,66 @@ def row_of(run: Path) -> dict[str, Any]:
     return row
 
 
+def bleu_of(row: Mapping[str, Any], part: str) -> dict[int, float]:
+    """By the seeds that were finished."""
+    found = row[part].get(str(EVERY["eval_beams"]), {"bleu": []})["bleu"]
+    return dict(zip(row["seeds"], found, strict=True))
+
+
 def validation(run: Path) -> float:
-    return row_of(run)["valid"][str(EVERY["eval_beams"])]["mean"]
+    return max(bleu_of(row_of(run), "valid").values(), default=-math.inf)
 
 
 def cpu_seconds(run: Path) -> float:
-    return row_of(run)["cpu_seconds_per_update"]
+    return row_of(run)["cpu_seconds_per_update"] or math.nan
 
 
 def scores_of(run: Path, test_set: str) -> dict[int, float]:
     """BLEU by seed."""
-    if test_set == "second":
-        return {r["seed"]: r["bleu"] for r in json.loads((run / "second.json").read_text())}
-    row = row_of(run)
-    bleu = row["valid" if test_set == "validation" else "test"][str(EVERY["eval_beams"])]["bleu"]
-    return dict(zip(row["seeds"], bleu, strict=True))
+    if test_set != "second":
+        return bleu_of(row_of(run), test_set)
+    return {r["seed"]: r["bleu"] for r in json.loads((run / "second.json").read_text())}
 
 
 def summary(
-    judging: Mapping[str, tuple[Objective, Mapping[str, Any]]],
-    cost: Mapping[str, float],
-    judged: Mapping[str, Path],
-    models: Mapping[str, Path],
-    second: bool,
+    names: Sequence[str], judged: Mapping[str, Path], models: Mapping[str, Path], second: bool
 ) -> str:
     """BLEU of all, and differences seed by seed with their means by pre-trained model."""
-    test_sets = ["validation", "test", "second"][: 2 + second]
+    test_sets = ["valid", "test", "second"][: 2 + second]
 
     def scores(name: str, test_set: str) -> dict[tuple[int, int], float]:
         """By the seeds of the pre-training and of what followed."""
         return {
             (seed, one): bleu
-            for seed in judging[name][0].places
+            for seed in PLACES
             for one, bleu in scores_of(judged[folder_of(name, seed)], test_set).items()
         }
 
     def difference(name: str, rival: str, test_set: str) -> str:
         ours, theirs = scores(name, test_set), scores(rival, test_set)
-        found = {place: ours[place] - theirs[place] for place in ours}
+        found = {place: ours[place] - theirs[place] for place in ours if place in theirs}
+        if len(found) < 2:
+            return "diverged"
         seeds = dict.fromkeys(seed for seed, _ in found)
         means = (fmean(x for place, x in found.items() if place[0] == seed) for seed in seeds)
         by_model = ", ".join(f"{mean:+.2f}" for mean in means)
         return f"{fmean(found.values()):+.2f} ± {stdev(found.values()):.2f} ({by_model})"
 
-    rows = [["BLEU, beam 5", "updates", "learning rate", "CPU seconds of an update", *test_sets]]
+    rows = [["BLEU, beam 5", "updates", "learning rate", "CPU seconds", *test_sets]]
+    # As often as others go on from them.
+    counts = [len(seeds) for seeds in PLACES.values()]
     before = [
-        fmean(scores_of(run, one)[seed] for seed, run in enumerate(models.values()))
-        for one in test_sets
+        [scores_of(models[f"pretrained-{seed}"], one)[seed] for seed in PLACES] for one in test_sets
     ]
-    rows.append(["pre-trained", "", "", "", *(f"{bleu:.2f}" for bleu in before)])
-    for name, (_, options) in judging.items():
-        seconds = f"{cost[name]:.2f}" if name in cost else ""
-        found = [list(scores(name, one).values()) for one in test_sets]
-        bleu = [f"{fmean(some):.2f} ± {stdev(some):.2f}" for some in found]
-        rows.append([name, f"{options['updates']:,}", f"{options['lr']:g}", seconds, *bleu])
+    rows.append(["pre-trained", "", "", "", *(f"{fmean(bleu, counts):.2f}" for bleu in before)])
+    for name in names:
+        runs = [row_of(judged[folder_of(name, seed)]) for seed in PLACES]
+        (updates,) = {row["settings"]["updates"] for row in runs}
+        (lr,) = {row["settings"]["lr"] for row in runs}
+        seconds = fmean(row["cpu_seconds_per_update"] or math.nan for row in runs) * updates
+        found = [scores(name, one).values() for one in test_sets]
+        bleu = [f"{fmean(some):.2f}" if some else "diverged" for some in found]
+        rows.append([name, f"{updates:,}", f"{lr:g}", f"{seconds:.0f}", *bleu])
     pairs = [(name, FORCING) for name in ROWS if name != FORCING]
     pairs += [(name, f"{FORCING}, time of {name}") for name in TIMED]
     pairs += [("risk", "softmax-risk"), ("risk", "membership")]
