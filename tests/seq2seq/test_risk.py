@@ -189,7 +189,7 @@ def test_gold_counts_once():
     options = {"candidates": candidates, "include_gold": True, "eps": 0.5, "length_penalty": 1.0}
     found = beam_risk_loss(*arguments(decoder), GOLD, risk=watched, **options)
     assert lists[0][0] == [[4, 1, 5, 3], [5, 3, 0, 0], [4, 3, 0, 0], [4, 4, 4, 0]]
-    assert lists[0][1] == [[5, 3, 0, 0], [0, 0, 0, 0], [4, 3, 0, 0], [4, 4, 4, 0]]
+    assert lists[0][1] == [[0, 0, 0, 0], [5, 3, 0, 0], [4, 3, 0, 0], [4, 4, 4, 0]]
     hypotheses = [
         [[4, 1, 5, 3], [5, 3], [4, 3], [4, 4, 4]],
         [[5, 3], [4, 3], [4, 4, 4]],
@@ -269,10 +269,57 @@ def test_the_width_is_that_of_what_was_found():
     torch.testing.assert_close(loss(tied, risk=risks), expected.squeeze())
 
 
+@pytest.mark.parametrize("k", [1, 2])
+def test_the_temperature_is_the_same_whether_the_search_found_gold(k):
+    decoder = Tiny(3)
+    others = [[5, 3], [4, 4]]
+    gold = torch.tensor([[4, 3]])
+
+    def loss(*candidates):
+        return beam_risk_loss(
+            *arguments(decoder, [1]), gold, k=k, candidates=torch.tensor([candidates]),
+            risk=lambda tokens, _: tokens.double().sum(-1), include_gold=True, width=2,
+        )  # fmt: skip
+
+    ours = loss(*others, gold[0].tolist())
+    scores = sequence_scores(*arguments(decoder, [1]), torch.tensor([[*others, [4, 3]]]))
+    risks = torch.tensor([[8.0, 8.0, 7.0]], dtype=torch.float64)
+    torch.testing.assert_close(ours, expected_risk(scores, risks, k=k, width=2).squeeze())
+    # Two others alone: the width is that of both, also where k is 2.
+    eps = eps_for(scores[:, :2], 1, width=2)
+    torch.testing.assert_close(loss(*others), expected_risk(scores, risks, k=k, eps=eps).squeeze())
+
+
+@pytest.mark.parametrize("k", [1, None])
+def test_half_precision(k):
+    scores, risk = torch.tensor([-50.0, -51, -53]), torch.tensor([1e5, 2e5, 4e5])
+    for dtype in (torch.float16, torch.bfloat16):
+        found = expected_risk(scores.to(dtype), risk, k=k, eps=1e-3)
+        assert found.dtype == dtype
+        exact = expected_risk(scores.double(), risk.double(), k=k, eps=1e-3)
+        torch.testing.assert_close(found, exact.to(dtype))
+
+
+@pytest.mark.parametrize("k", [1, None])
+def test_what_cannot_occur_has_no_say_in_the_gradient_of_eps(k):
+    risk = torch.tensor([0.1, 0.9, 0.5], dtype=torch.float64)
+    scores = torch.tensor([-0.3, -0.5, -math.inf], dtype=torch.float64)
+    with_it, without = (torch.tensor(0.4, dtype=torch.float64).requires_grad_() for _ in range(2))
+    expected_risk(scores, risk, k=k, eps=with_it).backward()
+    expected_risk(scores[:2], risk[:2], k=k, eps=without).backward()
+    torch.testing.assert_close(with_it.grad, without.grad)
+
+
+def test_vmap():
+    scores, risk = torch.randn(4, 5), torch.rand(4, 5)
+    found = torch.vmap(lambda s, r: expected_risk(s, r, k=2, eps=0.5))(scores, risk)
+    torch.testing.assert_close(found, expected_risk(scores, risk, k=2, eps=0.5))
+
+
 def test_no_candidates_at_all():
     decoder = Tiny(0)
     empty = torch.zeros(3, 2, 3, dtype=torch.long)
-    loss = beam_risk_loss(*arguments(decoder), GOLD, risk=torch.ones(3, 2), candidates=empty)
+    loss = beam_risk_loss(*arguments(decoder), GOLD, risk=torch.ones(3, 2), k=1, candidates=empty)
     assert loss == 0
     loss.backward()
     assert (decoder.embedding.grad == 0).all()
@@ -365,6 +412,8 @@ def test_wrong_arguments():
         expected_risk(torch.zeros(3), torch.tensor([0.0, math.nan, 1.0]))
     with pytest.raises(TypeError, match="risk must be a function or a tensor, got NoneType"):
         beam_risk_loss(*arguments(decoder), GOLD, risk=None)
+    with pytest.raises(ValueError, match="k must be below the number of hypotheses, 3, got k=3"):
+        beam_risk_loss(*arguments(decoder), GOLD, risk=risk, k=3, beam_size=3)
     with pytest.raises(ValueError, match="length_penalty"):
         beam_risk_loss(*arguments(decoder), GOLD, risk=risk, length_penalty=math.nan)
     with pytest.raises(ValueError, match="are for a search"):

@@ -339,3 +339,10 @@ def test_configurations_are_checked(changes, message):
 def test_padding_of_a_source_comes_last(source):
     with pytest.raises(ValueError, match="source must have a token in every row, and its padding"):
         model().encode(torch.tensor(source))
+
+
+def test_where_nothing_may_be_seen_the_output_is_finite():
+    attention = _transformer.DotProductAttention(6, 2).double()
+    query, source = torch.randn(1, 2, 6).double(), torch.randn(1, 3, 12).double()
+    found, _ = attention(query, source, torch.zeros(1, 1, 1, 3).bool())
+    assert found.isfinite().all()

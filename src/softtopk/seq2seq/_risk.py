@@ -29,6 +29,7 @@ from .._checks import (
     check_not_negative,
     check_scores,
 )
+from .._dispatch import is_readable
 from ..functional import eps_for, soft_topk
 from ._beam_search import beam_search
 from ._checks import check_gold, check_search, check_tokens, run_step
@@ -36,7 +37,7 @@ from ._states import DecoderStep, State, at_least_single, take_rows
 
 Risk = Callable[[Tensor, Tensor], Tensor]
 """Hypotheses (B, n, L), gold (B, T) -> the risk of each (B, n)."""
-#: Nats. The gradient grows as 1 / eps: a list of near ties would be all of it.
+#: In units of the scores. The gradient grows as 1 / eps: a list of near ties would be all of it.
 LEAST_EPS = 0.01
 
 
@@ -78,35 +79,47 @@ def expected_risk(
         raise ValueError(
             f"risk must be a tensor of the shape of scores, {tuple(scores.shape)}, got {got}"
         )
-    if width is not None and eps is not None:
-        raise ValueError(f"give width or eps, not both: got width={width} and eps={eps}")
-    if k is not None:
-        check_integer("k", k)
+    _check_selection(k, width, eps)
     valid = scores.detach() != -math.inf  # not a sequence that cannot occur, either
     valid = valid if mask is None else valid & mask
-    risk = risk.detach().to(scores.dtype).masked_fill(~valid, 0.0)
-    if not risk.isfinite().all():
+    risk = risk.detach().masked_fill(~valid, 0.0)
+    if is_readable(risk) and not risk.isfinite().all():
         raise ValueError("risk must be finite where mask is True, got inf or NaN")
-    places = _places(valid, k)
+    dtype, scores = scores.dtype, at_least_single(scores)
     eps = check_eps(_eps_of(scores, k, width, valid) if eps is None else eps, scores.shape[:-1])
     if k is None:
-        logits = (2 * scores / eps).masked_fill(~valid, -math.inf)
-        kept = logits.masked_fill(~valid.any(-1, keepdim=True), 0.0).softmax(-1)
+        kept = _softmax(scores, eps, valid)
     else:
         eps = eps.squeeze(-1) if isinstance(eps, Tensor) else eps
+        places = valid.sum(-1).clamp(max=k)
         kept = soft_topk(scores, places, eps=eps, mask=valid) / places.clamp(min=1).unsqueeze(-1)
-    return (kept * risk).sum(-1)
+    return (kept * risk.to(kept.dtype)).sum(-1).to(dtype)
 
 
-def _places(mask: Tensor, k: int | None) -> Tensor:
-    """How many of each list are selected, for whose threshold a width is."""
-    return mask.sum(-1).clamp(max=k or 1)
+def _check_selection(k: int | None, width: float | None, eps: Strength | None) -> None:
+    if k is not None:
+        check_integer("k", k)
+    if width is not None and eps is not None:
+        raise ValueError(f"give width or eps, not both: got width={width} and eps={eps}")
 
 
-def _eps_of(scores: Tensor, k: int | None, width: float | None, mask: Tensor) -> Tensor | float:
-    """The temperature of each list at which this many of it are undecided, all by default."""
+def _softmax(scores: Tensor, eps: Strength, mask: Tensor) -> Tensor:
+    """Of scores / (eps / 2), from the best of a list on: nothing overflows."""
+    best = scores.detach().masked_fill(~mask, -math.inf).amax(-1, keepdim=True)
+    behind = (scores - best).masked_fill(~mask, 0.0)
+    logits = (2 * behind / eps).masked_fill(~mask & mask.any(-1, keepdim=True), -math.inf)
+    return logits.softmax(-1)
+
+
+def _eps_of(scores: Tensor, k: int | None, width: float | None, mask: Tensor) -> Tensor:
+    """The temperature of each list at which this many of it are undecided, all by default.
+
+    Where a list has no more than k hypotheses there is a choice only if gold comes to it: the
+    threshold is then between the last two.
+    """
+    places = torch.minimum(mask.sum(-1) - 1, torch.as_tensor(k or 1)).clamp(min=1)
     width = scores.shape[-1] if width is None else width
-    return eps_for(scores, _places(mask, k), width=width, mask=mask)
+    return torch.as_tensor(eps_for(scores, places, width=width, mask=mask))
 
 
 def sequence_scores(
@@ -213,14 +226,14 @@ def beam_risk_loss(
             ``candidates``. The hypotheses have their end token, if they reached it, then padding;
             one that does not exist is padding alone, and its risk does not count.
         k, width, eps: As for `expected_risk`. A width is that of the hypotheses that were searched
-            for, without gold, which may lie far from all of them. Hypotheses nearer to each other
-            than 0.01 nats are as good as equal: eps is at least that.
+            for, without gold unless it was found, as it may lie far from all of them. Scores nearer
+            to each other than 0.01 are as good as equal: eps is at least that.
         beam_size: Hypotheses that are searched for, 8 by default.
         length_penalty: As for `beam_search`. Give the one that you will search with.
         max_len: Of the hypotheses. Default: 1.25 times the longest gold, plus 2: what is longer is
             hardly ever good.
-        include_gold: Whether gold is one of the hypotheses, the first of then n + 1. If the search
-            found it too, it counts once.
+        include_gold: Whether gold is one of the hypotheses, the first of then n + 1. Where the
+            search found it, padding is in its place. A ``risk`` as a tensor is then (B, n + 1).
         candidates: (B, n, L), in place of a search, such as those of an earlier epoch. One that is
             there twice counts twice.
     """
@@ -230,6 +243,7 @@ def beam_risk_loss(
     batch, vocabulary = check_search(init_state, embedding, beam_size, bos=bos, eos=eos, pad=pad)
     lengths = check_gold(gold, batch, vocabulary, pad, eos)
     check_flag("include_gold", include_gold)
+    _check_selection(k, width, eps)
     check_not_negative("length_penalty", length_penalty)
     if not isinstance(risk, Tensor) and not callable(risk):
         raise TypeError(f"risk must be a function or a tensor, got {type(risk).__name__}")
@@ -261,6 +275,11 @@ def beam_risk_loss(
         candidates = candidates.masked_fill(beyond, pad)
     if include_gold:
         candidates, sizes = _with_gold(candidates, sizes, gold, lengths, pad)
+    if k is not None and k >= candidates.shape[1]:
+        raise ValueError(
+            f"k must be below the number of hypotheses, {candidates.shape[1]}, got k={k}: if all "
+            "are selected, nothing is learned"
+        )
     with torch.no_grad():
         measured = risk if isinstance(risk, Tensor) else risk(candidates, gold)
     if not isinstance(measured, Tensor) or measured.shape != candidates.shape[:2]:
@@ -273,10 +292,7 @@ def beam_risk_loss(
     mask = sizes > 0
     if eps is None:
         first = int(include_gold)
-        own = _eps_of(scores[:, first:], k, width, mask[:, first:])
-        eps = torch.as_tensor(own).clamp(min=LEAST_EPS)
-    elif width is not None:
-        raise ValueError(f"give width or eps, not both: got width={width} and eps={eps}")
+        eps = _eps_of(scores[:, first:], k, width, mask[:, first:]).clamp(min=LEAST_EPS)
     risks = expected_risk(scores, measured.to(scores.device), k=k, eps=eps, mask=mask)
     return (risks * lengths).sum() / lengths.sum()
 
@@ -299,11 +315,11 @@ def _lengths(tokens: Tensor, eos: int, pad: int | None = None) -> Tensor:
 def _with_gold(
     candidates: Tensor, sizes: Tensor, gold: Tensor, lengths: Tensor, pad: int
 ) -> tuple[Tensor, Tensor]:
-    """(B, 1 + n, L), (B, 1 + n): gold first; where it is among the candidates, it is left out."""
+    """(B, 1 + n, L), (B, 1 + n): gold first; where it is among the candidates, padding first."""
     longest = max(candidates.shape[-1], gold.shape[-1])
     candidates = F.pad(candidates, (0, longest - candidates.shape[-1]), value=pad)
     gold = F.pad(gold, (0, longest - gold.shape[-1]), value=pad).unsqueeze(1)
-    again = (candidates == gold).all(-1)
-    candidates = candidates.masked_fill(again.unsqueeze(-1), pad)
-    sizes = torch.cat([lengths.unsqueeze(1), sizes.masked_fill(again, 0)], 1)
+    found = (candidates == gold).all(-1).any(1, keepdim=True)
+    gold = gold.masked_fill(found.unsqueeze(-1), pad)
+    sizes = torch.cat([lengths.unsqueeze(1).masked_fill(found, 0), sizes], 1)
     return torch.cat([gold, candidates], 1), sizes

@@ -354,11 +354,14 @@ class Settings(Declared):
             raise UsageError(
                 f"--candidates {self.candidates}: give more than --beam, which is {self.beam}"
             )
-        for name in ("risk_k", "risk_width"):
-            if (getattr(self, name) or 0) > self.risk_candidates:  # without the reference
+        most = {"risk_width": self.risk_candidates}  # without the reference
+        if self.risk_selection == "soft-topk":  # where all are selected, nothing is learned
+            most["risk_k"] = self.risk_candidates - 1 + self.risk_reference
+        for name, limit in most.items():
+            if (getattr(self, name) or 0) > limit:
                 raise UsageError(
-                    f"--{name.replace('_', '-')} {getattr(self, name):g}: give at most "
-                    f"--risk-candidates, which is {self.risk_candidates}"
+                    f"--{name.replace('_', '-')} {getattr(self, name):g}: give at most {limit}, "
+                    f"with --risk-candidates {self.risk_candidates}"
                 )
         if self.model == "transformer" and self.hidden % self.heads:
             raise UsageError(
