@@ -36,7 +36,7 @@ from typing import Any, NamedTuple
 
 #: Lines at the end of train.*, of which about half have at most --max-words words.
 TAIL = 6000
-#: Of all runs. On an AMD CPU updates are faster with medium.
+#: Of all trainings. On an AMD CPU updates are faster with medium.
 EVERY = {"threads": 1, "matmul_precision": "medium", "eval_beams": 5}
 #: Long enough that more teacher forcing gains little.
 PRETRAINING = {"updates": 0, "pretrain_epochs": 12, "pretrain_lr": 2e-3, "pretrain_final_lr": 2e-4}
