@@ -78,8 +78,8 @@ def hybrid_loss(
         options: Further arguments of the objective, such as ``beam_size`` and ``eps``; that of a
             risk has to be given, ``risk``.
 
-    The defaults are the paper's. We recommend ``objective="membership"`` with rho = 0.3; with a
-    risk, which is at most 1, rho = 0.05.
+    The defaults are the paper's. With ``objective="membership"`` take rho = 0.3; with a risk, which
+    is at most 1, rho = 0.05. The manual says which to take.
     """
     rho = check_share("rho", rho)
     check_choice("objective", objective, tuple(LOSSES))
