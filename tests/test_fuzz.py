@@ -131,7 +131,7 @@ def wrong_k(n, batch, whole, bounded=True):
     values = [-1, -0.5, NAN, INF, "1", None, True, [1], torch.ones(*batch, 7)]
     values += [torch.tensor(True), torch.tensor(1j), torch.tensor(NAN), torch.tensor(INF)]
     values += [n + 1, torch.tensor(n + 2.0)] if bounded else []
-    return st.sampled_from(values + ([n / 2 + 0.25, torch.tensor(0)] if whole else []))
+    return st.sampled_from(values + ([n / 2 + 0.25, torch.tensor(0.5)] if whole else []))
 
 
 def right_eps(batch, number, device):
