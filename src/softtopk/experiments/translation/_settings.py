@@ -338,8 +338,8 @@ class Settings(Declared):
     )
     device: str = setting("cpu", "cpu, cuda, mps, ...", group=MACHINE)
     threads: int = setting(1, "CPU threads.", group=MACHINE, low=1, shown="torch's")
-    # torch's own. medium was 1.3 to 1.9 times as fast on an AMD CPU: by another library, which
-    # rounds to bfloat16 only where the CPU multiplies such matrices in hardware.
+    # torch's own. On a CPU medium is another library, faster on AMD's. In one trial there errors
+    # were those of float32; where the CPU has instructions for it, it may round to bfloat16.
     matmul_precision: str = setting(
         "highest",
         "Of products of float32 matrices, as in torch.set_float32_matmul_precision. Less may be "
