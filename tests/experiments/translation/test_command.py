@@ -19,9 +19,8 @@ import torch
 
 from softtopk import cli
 from softtopk.experiments.runs import Experiment
-from softtopk.experiments.translation._settings import Settings
 from softtopk.experiments.translation._training import Training
-from softtopk.experiments.translation._use import Evaluate, _text
+from softtopk.experiments.translation._use import _other_text
 from softtopk.seq2seq import Seq2Seq, Seq2SeqConfig
 from stopping import stop_at_the_third_record
 
@@ -226,8 +225,7 @@ def test_evaluate_on_other_text(
     assert record["bleu"] == pytest.approx(expected["valid"]["3"]["bleu"])
     assert record["sentences"] == 20
     assert "test of other, 20 sentences" in capsys.readouterr().out
-    asked = Evaluate(run=everything, data=other)
-    few = _text(asked, Settings(max_words=3))
+    few = _other_text(other, "test", "en", "fr", 3)
     assert 0 < len(few) < 20
     assert max(len(source.split()) for source in few.sources) == 3
     assert "found neither valid.en" in complaint(capsys, *args, str(other), "--split", "valid")

@@ -186,7 +186,8 @@ def test_at_most_looks_at_the_sources_only() -> None:
     corpus = made_up().at_most(2)
     assert corpus.train == Split(["a", "a b", "d"], ["x", "x y z w", "v"])
     assert (corpus.valid, corpus.test) == (made_up().valid, made_up().test)
-    assert made_up().at_most(3) == made_up()
+    assert corpus.max_words == corpus.at_most(3).max_words == 2
+    assert replace(made_up().at_most(3), max_words=None) == made_up()
 
 
 def test_at_most_leaves_no_part_empty() -> None:

@@ -26,6 +26,7 @@ from softtopk.experiments.translation import (
 )
 from softtopk.experiments.translation._data import (
     load_corpus,
+    max_words_of,
     prepare_folder,
     read_part,
     read_prepared,
@@ -305,9 +306,12 @@ def test_text_that_was_changed(tmp_path: Path) -> None:
 
 
 def test_prepared_text_can_be_used_in_both_directions(tmp_path: Path) -> None:
-    prepare(CORPUS, 50, tmp_path)
+    """Its limit of words is known to what goes on with it, in the direction that it was for."""
+    prepare(CORPUS.at_most(20), 50, tmp_path)
     corpus = load_corpus(Settings(data=str(tmp_path), source="fr", target="en"))
     assert corpus.test == Split(CORPUS.test.targets, CORPUS.test.sources)
+    assert corpus.max_words is None
+    assert load_corpus(Settings(data=str(tmp_path))).max_words == max_words_of(tmp_path) == 20
 
 
 def test_one_changed_bit_in_a_prepared_folder_is_noticed(tmp_path: Path) -> None:

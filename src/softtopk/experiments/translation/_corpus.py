@@ -57,6 +57,8 @@ class Corpus:
     test: Split
     dropped: int = 0
     """Training pairs that were left out because a side of them was empty."""
+    max_words: int | None = None
+    """What the source sentences were limited to; None if they were not."""
 
     def __post_init__(self) -> None:
         for part, split in self.parts:
@@ -81,7 +83,8 @@ class Corpus:
                     f"--max-words {words}: the shortest {self.source} sentence of the {part} part "
                     f"of {self.name} has {shortest} words; give that or more"
                 )
-        return replace(self, **splits)  # type: ignore[arg-type]  # the keys are those of splits
+        limit = words if self.max_words is None else min(words, self.max_words)
+        return replace(self, **splits, max_words=limit)  # type: ignore[arg-type]  # keys of splits
 
     def first(self, n: int) -> Corpus:
         """Only the first `n` training pairs; the other parts as they are."""

@@ -78,14 +78,20 @@ def read_prepared(folder: Path, source: str, target: str) -> Prepared:
 
 
 def _read_text(folder: Path, source: str, target: str) -> Corpus:
-    """The text of a prepared folder, with the name of what it was copied from."""
+    """The text of a prepared folder, with what the record knows of where it was copied from."""
     record = read_record(folder)
-    corpus = replace(read_corpus(folder, source, target), name=record["corpus"])
+    reverse = source != record["source"]
+    words = None if reverse else record.get("max_words")  # which is about the other side
+    corpus = replace(read_corpus(folder, source, target), name=record["corpus"], max_words=words)
     for part, split in corpus.parts:
-        reverse = source != record["source"]
         recorded = Split(split.targets, split.sources) if reverse else split
         _check_text(folder, part, recorded, record)
     return corpus
+
+
+def max_words_of(folder: Path) -> int | None:
+    """What the source sentences of a prepared folder were limited to."""
+    return read_record(folder).get("max_words")
 
 
 def _check_text(folder: Path, part: str, split: Split, record: dict[str, Any]) -> None:

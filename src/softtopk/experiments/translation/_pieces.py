@@ -159,6 +159,7 @@ def prepare_corpus(
         **asked_of(corpus, vocab_size, normalization),
         "corpus": corpus.name,
         "dropped": corpus.dropped,
+        "max_words": corpus.max_words,
         "sizes": {language: side.size for language, side in sides.items()},
         "sha256": {language: sha256(side.model) for language, side in sides.items()},
         "parts": {

@@ -209,7 +209,7 @@ def _open_part(out: Path, plan: Plan, stage: str, seed: int, corpus: Corpus) -> 
             "fingerprint": corpus.fingerprint,
             "pairs": {part: len(split) for part, split in corpus.parts},
             "builtin": settings.data == BUILTIN,
-            "max_words": settings.max_words,
+            "max_words": corpus.max_words,
             "subset": settings.subset,
         },
         **asdict(settings),

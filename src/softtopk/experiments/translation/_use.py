@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -20,7 +19,7 @@ from ..runs import Report, Run, Table, check_device, check_tables, write_tables
 from ..settings import MACHINE, Declared, recorded, setting
 from ._batches import Pair
 from ._corpus import Split, clean_line, read_measured
-from ._data import read_part, read_pieces
+from ._data import max_words_of, read_part, read_pieces
 from ._decoding import BATCH_SIZE, Translation, Translator, signatures
 from ._execute import evaluate_beams
 from ._lookup import EXPERIMENT, data_of, load_model, part_to_translate
@@ -135,7 +134,7 @@ def evaluate(options: Evaluate) -> int:
         check_tables(out)
     report = Report()
     records = []
-    read: dict[Any, tuple[Split, Pieces, Pieces]] = {}
+    read: dict[Path, tuple[Split, Pieces, Pieces]] = {}
     runs = EXPERIMENT.finished(options.run)
     if options.hard_attention:  # before the first of them is used
         for run in runs:
@@ -144,11 +143,14 @@ def evaluate(options: Evaluate) -> int:
         settings = Settings(**recorded(Settings, run.config))
         penalty = options.penalty(settings)
         data, languages = data_of(run), (settings.source, settings.target)
-        known = data, settings.max_words
-        if known not in read:
-            text = _text(options, settings) if options.data else read_part(data, split, *languages)
-            read[known] = text, *read_pieces(data, *languages)
-        part, source, target = read[known]
+        if data not in read:
+            text = (
+                read_part(data, split, *languages)
+                if options.data is None
+                else _other_text(options.data, split, *languages, max_words_of(data))
+            )
+            read[data] = text, *read_pieces(data, *languages)
+        part, source, target = read[data]
         model = options.model(run)
         scores = evaluate_beams(model, source, target, part, options.beam, penalty)
         tokens = mean_tokens_holding(model, source, target, part)
@@ -193,17 +195,15 @@ def evaluate(options: Evaluate) -> int:
     return 0
 
 
-def _text(options: Evaluate, settings: Settings) -> Split:
+def _other_text(folder: Path, split: str, source: str, target: str, words: int | None) -> Split:
     """The part of other text than the run's, as much of it as the run would take."""
-    assert options.data is not None
-    if not options.data.is_dir():
-        raise UsageError(f"--data {options.data}: give a folder with {options.split}.*")
-    text = read_measured(options.data, options.split, settings.source, settings.target)
-    few = text if settings.max_words is None else text.at_most(settings.max_words)
+    if not folder.is_dir():
+        raise UsageError(f"--data {folder}: give a folder with {split}.*")
+    text = read_measured(folder, split, source, target)
+    few = text if words is None else text.at_most(words)
     if not len(few):
         raise UsageError(
-            f"--data {options.data}: no sentence has at most {settings.max_words} words, the "
-            "--max-words of the run"
+            f"--data {folder}: no sentence has at most {words} words, the --max-words of the run"
         )
     return few
 
