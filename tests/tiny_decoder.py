@@ -63,3 +63,24 @@ class Tiny:
         logits = hidden @ self.output + one_hot(code, 5).to(inputs.dtype) @ self.by_code
         code = (2 * code + (hidden[:, 0] > 0)) % 5
         return logits.log_softmax(-1), {"pair": Pair(hidden, trace), "rest": [None, (code,)]}
+
+
+class Packed:
+    """A step that takes any number of hypotheses of each sentence, with something of each sentence
+    that is not in its state. ``asked`` has the sentences of all its calls."""
+
+    def __init__(self, decoder: Tiny, sentences: Tensor | None = None) -> None:
+        self.decoder, self.asked = decoder, []
+        self.own = torch.linspace(0.5, 1.5, decoder.batch, dtype=torch.float64)
+        self.sentences = torch.arange(decoder.batch) if sentences is None else sentences
+
+    def __call__(self, inputs: Tensor, state: Any) -> tuple[Tensor, Any]:
+        sentences = self.sentences.repeat_interleave(len(inputs) // len(self.sentences))
+        self.asked.append(sentences)
+        log_probs, state = self.decoder.step(inputs, state)
+        return (log_probs * self.own[sentences, None]).log_softmax(-1), state
+
+    def for_sentences(self, sentences: Tensor) -> Packed:
+        packed = Packed(self.decoder, self.sentences[sentences])
+        packed.asked = self.asked
+        return packed

@@ -5,7 +5,7 @@ import math
 import pytest
 import reference
 import torch
-from tiny_decoder import Tiny
+from tiny_decoder import Packed, Tiny
 
 from softtopk.seq2seq import beam_search
 from softtopk.seq2seq._candidates import BLOCK, largest
@@ -99,6 +99,29 @@ def test_a_batch_is_its_sentences(length_penalty):
             assert tokens == same
             assert score == pytest.approx(as_before)
     assert len(lengths) > 1, "all end together: the test shows nothing"
+
+
+@pytest.mark.parametrize("n_best", [1, 4])
+def test_a_packed_step_is_asked_for_what_goes_on(n_best):
+    """And finds the same as a step that cannot be, which is asked for the same of each sentence."""
+    step = Packed(Tiny(3, batch=20))
+    decoder = step.decoder
+    options = {"max_len": 12, "beam_size": 4, "n_best": n_best, "length_penalty": 1.0}
+    found = beam_search(step, decoder.state(), decoder.embedding, **options)
+    packed = [len(sentences) for sentences in step.asked]
+    padded = []
+
+    def plain(inputs, state):
+        padded.append(len(inputs))
+        return step(inputs, state)
+
+    expected = beam_search(plain, decoder.state(), decoder.embedding, **options)
+    assert torch.equal(found.tokens, expected.tokens)
+    torch.testing.assert_close(found.scores, expected.scores)
+    assert packed[0] == padded[0] == 20  # all hypotheses begin alike
+    assert sum(packed) < sum(padded)
+    assert all(one <= more for one, more in zip(packed, padded, strict=True))
+    assert any(one % 20 for one in packed), "the same of each sentence: the test shows nothing"
 
 
 def test_n_best_is_the_head_of_the_beam():

@@ -5,11 +5,12 @@ import math
 import pytest
 import reference
 import torch
-from tiny_decoder import Tiny
+from tiny_decoder import Packed, Tiny
 from torch.autograd import gradcheck
 
 from softtopk import eps_for, soft_topk
 from softtopk.seq2seq import beam_risk_loss, beam_search, expected_risk, sequence_scores
+from softtopk.seq2seq._states import STRIDE
 
 GOLD = torch.tensor([[4, 1, 5, 3], [5, 3, 0, 0], [1, 4, 3, 0]])
 LENGTHS = [4, 2, 3]
@@ -87,6 +88,27 @@ def test_loss_over_all_sequences(length_penalty):
         for b in range(3)
     ]
     assert_same(found, literal(decoder, lists, 2, 0.3, length_penalty), decoder.inputs)
+
+
+def test_a_packed_step_computes_each_prefix_once():
+    """And nothing else, but for what fills the rows up; values and gradients are the same."""
+    step = Packed(Tiny(3, batch=20))
+    decoder = step.decoder
+    state, embedding = decoder.state(), decoder.embedding
+    tokens = beam_search(step, state, embedding, max_len=12, beam_size=6, n_best=6).tokens
+    step.asked.clear()
+    packed = sequence_scores(step, state, embedding, tokens)
+    asked = [len(sentences) for sentences in step.asked]
+    plain = sequence_scores(lambda *x: step(*x), state, embedding, tokens)
+    assert_same(packed.sum(), plain.sum(), decoder.inputs)
+    torch.testing.assert_close(packed, plain)
+    for t, rows in enumerate(asked):
+        prefixes = [
+            {tuple(row[:t]) for row in sentence if any(row[t:])} for sentence in tokens.tolist()
+        ]
+        needed = sum(map(len, prefixes))
+        assert rows == needed or needed < rows < needed + STRIDE
+        assert rows <= 20 * max(map(len, prefixes))
 
 
 @pytest.mark.parametrize("length_penalty", [0.0, 0.6, 1.0])

@@ -478,7 +478,7 @@ def test_what_is_not_finite_in_a_later_step_is_seen(options, tokens, value):
             log_probs, state = decoder.step(inputs, state)
             if next(steps) == 1:
                 log_probs = log_probs.clone()
-                log_probs[2:4, tokens] = value  # those of the second sentence
+                log_probs.view(3, -1, 6)[1, :, tokens] = value  # those of the second sentence
             return log_probs, state
 
         return step, decoder.state(), decoder.embedding

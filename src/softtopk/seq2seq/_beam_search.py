@@ -11,7 +11,7 @@ from torch import Tensor
 from .._checks import check_integer, check_not_negative
 from ._candidates import best_candidates, extend
 from ._checks import check_search, run_step
-from ._states import DecoderStep, State, repeat_rows, take_rows
+from ._states import DecoderStep, State, rows_to_run, select_rows
 
 
 class Hypotheses(NamedTuple):
@@ -64,7 +64,6 @@ def beam_search(
     check_not_negative("length_penalty", length_penalty)
 
     device = embedding.device
-    state = repeat_rows(init_state, beam_size)
     tokens = torch.full((batch, beam_size, 0), pad, device=device)
     last = torch.full((batch, beam_size), bos, device=device)
     dtype = torch.promote_types(embedding.dtype, torch.float32)
@@ -72,23 +71,29 @@ def beam_search(
     likelihoods[:, 0] = 0.0
     lengths = torch.zeros(batch, beam_size, device=device, dtype=torch.long)
     finished = torch.zeros(batch, beam_size, dtype=torch.bool, device=device)
+    over = torch.zeros(batch, dtype=torch.bool, device=device)
+    state, origins = init_state, torch.arange(batch, device=device).repeat_interleave(beam_size)
     for t in range(max_len):
-        inputs = embedding[last.flatten()]
-        log_probs, state = run_step(step, inputs, state, vocabulary, first=t == 0)
-        extended = extend(likelihoods, log_probs.reshape(batch, beam_size, -1), finished, eos)
+        live = ~finished & (likelihoods != -math.inf) & ~over.unsqueeze(1)
+        run, rows, places = rows_to_run(step, live)
+        state = select_rows(state, origins[rows])
+        inputs = embedding[last.flatten()[rows]]
+        log_probs, state = run_step(run, inputs, state, vocabulary, first=t == 0)
+        extended = extend(likelihoods, log_probs, finished, eos, rows)
         grown = (lengths + ~finished).to(extended.dtype).unsqueeze(-1) ** length_penalty
         best = best_candidates(extended / grown, beam_size)
         likelihoods = extended.flatten(1).gather(1, best.parents * vocabulary + best.tokens)
         before = finished.gather(1, best.parents)
         lengths = lengths.gather(1, best.parents) + ~before
         last, finished = best.tokens, before | (best.tokens == eos)
-        state = take_rows(state, best.parents)
+        origins = places.view(batch, beam_size).gather(1, best.parents).flatten()
         shown = last.masked_fill(before, pad).unsqueeze(-1)
         tokens = tokens.gather(1, best.parents.unsqueeze(-1).expand_as(tokens))
         tokens = torch.cat([tokens, shown], -1)
         # A live hypothesis that could still gain would do so with no further loss, at full length.
         hope = likelihoods.masked_fill(finished, -math.inf) / max_len**length_penalty
         certain = best.scores.masked_fill(~finished, -math.inf) >= hope.amax(1, keepdim=True)
-        if certain[:, :n_best].all():
+        over = certain[:, :n_best].all(1)
+        if over.all():
             break
     return Hypotheses(tokens[:, :n_best], best.scores[:, :n_best], likelihoods[:, :n_best])

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from .. import _model_files
 from .._checks import check_integer, check_share
 from ._attention import TopKAttention
-from ._states import DecoderStep, State
+from ._states import PackedStep, State, select_rows
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -128,17 +128,12 @@ class EncoderDecoder(nn.Module, ABC):
         """Tokens -> inputs of the decoder, with dropout."""
         return self.dropout(self.target_embedding(tokens))
 
-    def decoder(self, memory: Any) -> DecoderStep:
+    def decoder(self, memory: Any) -> PackedStep:
         """The decoder as the searches and losses take it, for the sentences of ``memory``.
 
         In training its dropout draws a mask for each hypothesis.
         """
-
-        def step(inputs: Tensor, state: State) -> tuple[Tensor, State]:
-            features, state = self.step(self.dropout(inputs), state, memory)
-            return self.logits(features).log_softmax(-1), state
-
-        return step
+        return _Decoder(self, memory)
 
     def shift(self, target: Tensor) -> Tensor:
         """Targets (B, T) -> what the decoder is fed in teacher forcing: each one place later."""
@@ -250,3 +245,17 @@ class EncoderDecoder(nn.Module, ABC):
         if self.config.tied:
             del weights["output.weight"]
         return weights
+
+
+@dataclass(frozen=True)
+class _Decoder:
+    model: EncoderDecoder
+    memory: Any
+
+    def __call__(self, inputs: Tensor, state: State) -> tuple[Tensor, State]:
+        model = self.model
+        features, state = model.step(model.dropout(inputs), state, self.memory)
+        return model.logits(features).log_softmax(-1), state
+
+    def for_sentences(self, sentences: Tensor) -> _Decoder:
+        return _Decoder(self.model, select_rows(self.memory, sentences))

@@ -33,7 +33,7 @@ from .._dispatch import is_readable
 from ..functional import eps_for, soft_topk
 from ._beam_search import beam_search
 from ._checks import check_gold, check_search, check_tokens, run_step
-from ._states import DecoderStep, State, at_least_single, take_rows
+from ._states import DecoderStep, State, at_least_single, rows_to_run, select_rows
 
 Risk = Callable[[Tensor, Tensor], Tensor]
 """Hypotheses (B, n, L), gold (B, T) -> the risk of each (B, n)."""
@@ -163,9 +163,10 @@ def _scores_of(
 ) -> Tensor:
     vocabulary = embedding.shape[0]
     batch, n, longest = tokens.shape
-    rows = torch.arange(n, device=tokens.device)
+    columns = torch.arange(n, device=tokens.device)
+    offsets = n * torch.arange(batch, device=tokens.device).unsqueeze(1)
     same = torch.ones(batch, n, n, dtype=torch.bool, device=tokens.device)  # the prefixes i and j
-    place = torch.zeros(batch, n, dtype=torch.long, device=tokens.device)
+    place = (offsets // n).expand(batch, n)  # in the state
     last = torch.full((batch, n), bos, device=tokens.device)
     # Of no row of the embedding: zeros that have a gradient, also where there is no step.
     state, total = init_state, at_least_single(embedding[:0].sum()).expand(batch, n)
@@ -175,17 +176,15 @@ def _scores_of(
             break
         # Of the live sequences with one prefix, the first stands for all of them.
         first = (same & live.unsqueeze(1)).long().argmax(-1)
-        stands = live & (first == rows)
-        columns = stands.long().argsort(dim=1, descending=True, stable=True)
-        columns = columns[:, : int(stands.sum(1).max())]
-        state = take_rows(state, place.gather(1, columns))
-        inputs = embedding[last.gather(1, columns).flatten()]
-        log_probs, state = run_step(step, inputs, state, vocabulary, first=t == 0)
+        run, rows, places = rows_to_run(step, live & (first == columns))
+        state = select_rows(state, place.flatten()[rows])
+        inputs = embedding[last.flatten()[rows]]
+        log_probs, state = run_step(run, inputs, state, vocabulary, first=t == 0)
         # A sequence that is over has the place of another: it is not looked at again.
-        place = (stands.cumsum(1) - 1).clamp(min=0).gather(1, first)
+        place = places[first + offsets]
         last = tokens[..., t]
-        picked = log_probs.reshape(batch, -1).gather(1, place * vocabulary + last)
-        total = total + at_least_single(picked).masked_fill(~live, 0.0)
+        picked = log_probs.flatten().gather(0, (place * vocabulary + last).flatten())
+        total = total + at_least_single(picked.view(batch, n)).masked_fill(~live, 0.0)
         same = same & (last.unsqueeze(1) == last.unsqueeze(2))
     return total / lengths.clamp(min=1).to(total.dtype) ** length_penalty
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
+
+# Numbers of rows are multiples of this: libraries prepare a product of matrices for each size that
+# they meet, which can take longer than the product.
+STRIDE = 32
 
 State = Any
 """dict, list, tuple, named tuple or None, nested, of tensors."""
@@ -24,6 +28,17 @@ class DecoderStep(Protocol):
 
     def __call__(self, inputs: Tensor, state: Any, /) -> tuple[Tensor, Any]:
         """Embeddings (N, D) of the last tokens, state -> log-probabilities (N, V), new state."""
+
+
+@runtime_checkable
+class PackedStep(DecoderStep, Protocol):
+    """A step that can also take any number of hypotheses of each sentence.
+
+    A search then computes those that go on, and no others.
+    """
+
+    def for_sentences(self, sentences: Tensor, /) -> DecoderStep:
+        """The step for N hypotheses of these sentences (N,), in ascending order."""
 
 
 def at_least_single(x: Tensor) -> Tensor:
@@ -79,16 +94,48 @@ def repeat_rows(state: S, times: int) -> S:
     return map_state(lambda x: x.repeat_interleave(times, 0), state)
 
 
+def select_rows(state: S, rows: Tensor) -> S:
+    """The rows (N,) of a state: (M, ...) -> (N, ...)."""
+    return map_state(lambda x: x.index_select(0, rows), state)
+
+
 def take_rows(state: S, parents: Tensor) -> S:
     """State (B * k, ...) -> (B * m, ...): the hypotheses ``parents`` (B, m) of each sentence."""
     batch = parents.shape[0]
 
     def take(x: Tensor) -> Tensor:
-        k = x.shape[0] // batch
-        rows = parents + k * torch.arange(batch, device=parents.device).unsqueeze(1)
-        return x.index_select(0, rows.flatten())
+        return select_rows(x, _flat(parents, x.shape[0] // batch))
 
     return map_state(take, state)
+
+
+def rows_to_run(step: DecoderStep, live: Tensor) -> tuple[DecoderStep, Tensor, Tensor]:
+    """What has to be computed for the hypotheses that are ``live`` (B, k).
+
+    Returns:
+        The step for it; its rows (N,), numbers of hypotheses from 0 to B * k - 1; and the inverse
+        of that, the place (B * k,) of each hypothesis among the rows, 0 if it has none. If the step
+        is no `PackedStep`, there are as many rows of each sentence as the one with most needs.
+    """
+    batch, k = live.shape
+    most = int(live.sum(1).max())
+    if int(live.sum()) == batch * most or not isinstance(step, PackedStep):
+        columns = live.long().argsort(dim=1, descending=True, stable=True)[:, :most]
+        rows = _flat(columns, k)
+    else:
+        rows = live.flatten().nonzero().squeeze(1)
+        more = min(-len(rows) % STRIDE, batch * most - len(rows))
+        rows = torch.cat([rows, rows[-1:].expand(more)])
+        step = step.for_sentences(rows // k)
+    places = rows.new_zeros(batch * k)
+    numbers = torch.arange(len(rows), device=rows.device)
+    places.scatter_reduce_(0, rows, numbers, "amin", include_self=False)  # the first, of the same
+    return step, rows, places
+
+
+def _flat(columns: Tensor, k: int) -> Tensor:
+    """Hypotheses (B, m) of each sentence, from 0 to k - 1 -> their numbers (B * m,)."""
+    return (columns + k * torch.arange(len(columns), device=columns.device).unsqueeze(1)).flatten()
 
 
 def mix_rows(state: S, weights: Tensor, parents: Tensor) -> S:
