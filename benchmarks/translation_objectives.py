@@ -21,23 +21,15 @@ and --jobs of them run at a time. It takes two to three hours on two cores.
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
-import shutil
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-#: Lines at the end of train.*, of which about half have at most --max-words words.
-TAIL = 6000
-#: Of all trainings. On an AMD CPU updates are faster with medium.
-EVERY = {"threads": 1, "matmul_precision": "medium", "eval_beams": 5}
+from translation_runs import Study, mean_and_deviation, row_of, scores_of
+
 #: Long enough that more teacher forcing gains little.
 PRETRAINING = {"updates": 0, "pretrain_epochs": 12, "pretrain_lr": 2e-3, "pretrain_final_lr": 2e-4}
 #: What all continuations share. The learning rate ends at a tenth of where it begins.
@@ -59,12 +51,7 @@ class Objective(NamedTuple):
     options: Mapping[str, Any] = MappingProxyType({})
 
 
-#: A model of almost nothing.
-QUICK = {"hidden": 32, "embedding": 32, "max_length": 20, "pretrain_epochs": 2}
-
 FORCING = "teacher-forcing"
-#: How `softtopk translate train` ends if a part of a run has failed; it said why.
-DIVERGED = 1
 ROWS = {
     FORCING: Objective(FORCING),
     "risk": Objective("risk"),
@@ -77,52 +64,11 @@ TIMED = ("risk",)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, help="folder with train.*, valid.* and test.*")
-    parser.add_argument("--source", default="en")
-    parser.add_argument("--target", default="fr")
-    parser.add_argument("--max-words", type=int, default=12, help="of a source sentence")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
-    parser.add_argument("--quick", action="store_true", help="see that it runs, on built-in text")
-    args = parser.parse_args()
-    if not args.quick and args.data is None:
-        parser.error("--data: give a folder, or --quick")
-    small = QUICK if args.quick else {}
-    common = {**COMMON, "updates": 4} if args.quick else COMMON
-    tuning = {"updates": 2 if args.quick else TUNING_UPDATES}
-
-    args.out.mkdir(parents=True, exist_ok=True)
-    text = args.out / "text"
-    corpus: dict[str, Any] = {}
-    if not args.quick:
-        hold_back(args.data, text, (args.source, args.target))
-        corpus = {"data": text, "source": args.source, "target": args.target}
-        corpus |= {"max_words": args.max_words}
-    pieces = args.out / "pieces"
-    call("prepare", *as_options({**corpus, "out": pieces}))
-
-    def train(name: str, options: Mapping[str, Any]) -> Path:
-        """A run in the folder ``name``: begun, taken up again, or finished before."""
-        folder = args.out / name
-        folder.parent.mkdir(exist_ok=True)
-        given = {**EVERY, **options, "out": folder}
-        if (folder / "config.json").exists():
-            given.pop("pieces", None)  # which the run has; all else has to be as it was
-        call("train", "--resume", *as_options(given))  # of a finished run: compares the options
-        return folder
-
-    def train_all(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, Path]:
-        with ThreadPoolExecutor(args.jobs) as pool:
-            return dict(zip(runs, pool.map(train, runs, runs.values()), strict=True))
-
-    models = train_all(
-        {
-            f"pretrained-{seed}": {
-                **(corpus | PRETRAINING | small | {"pieces": pieces, "seed": seed})
-            }
-            for seed in PLACES
-        }
+    study = Study(__doc__.splitlines()[0])
+    common = {**COMMON, "updates": 4} if study.quick else COMMON
+    tuning = {"updates": 2 if study.quick else TUNING_UPDATES}
+    models = study.train(
+        {f"pretrained-{seed}": {**PRETRAINING, **study.fresh, "seed": seed} for seed in PLACES}
     )
 
     def further(seed: int, seeds: Sequence[int], row: Objective, more: Mapping[str, Any]) -> Any:
@@ -141,7 +87,7 @@ def main() -> None:
             "seed": ",".join(map(str, seeds)),
         }
 
-    tried = train_all(
+    tried = study.train(
         {
             f"trials/{name}-{i}": further(
                 next(iter(PLACES)), [TUNING_SEED], row, {**tuning, **trial, "test": False}
@@ -153,14 +99,14 @@ def main() -> None:
     judging, cost = {}, {}
     for name, row in ROWS.items():
         trials = [tried[f"trials/{name}-{i}"] for i in range(len(TRIALS))]
-        scores = list(map(validation, trials))
+        scores = [max(scores_of(run, "valid").values(), default=-math.inf) for run in trials]
         judging[name] = row, {**common, **TRIALS[scores.index(max(scores))]}
-        cost[name] = fmean(map(cpu_seconds, trials))
+        cost[name] = fmean(row_of(run)["cpu_seconds_per_update"] or math.nan for run in trials)
     row, options = judging[FORCING]
     for name in TIMED:
         updates = round(common["updates"] * cost[name] / cost[FORCING])
         judging[f"{FORCING}, time of {name}"] = row, {**options, "updates": updates}
-    judged = train_all(
+    judged = study.train(
         {
             folder_of(name, seed): further(seed, seeds, row, options)
             for name, (row, options) in judging.items()
@@ -168,91 +114,22 @@ def main() -> None:
         }
     )
     runs = [*models.values(), *judged.values()]
-    call("compare", *map(str, runs), "--out", str(args.out / "table"))
-    if not args.quick:
-        with ThreadPoolExecutor(args.jobs) as pool:
-            list(pool.map(lambda run: translate_second(run, args.data), runs))
-    text = summary(list(judging), judged, models, not args.quick)
-    (args.out / "summary.md").write_text(text)
-    print(text)
+    study.compare(runs)
+    study.second(runs)
+    study.summarise(*summary(list(judging), judged, models, study.test_sets))
 
 
 def folder_of(name: str, seed: int) -> str:
     return f"judged/{name.replace(', ', '-').replace(' ', '-')}-{seed}"
 
 
-def hold_back(data: Path, text: Path, languages: tuple[str, str]) -> None:
-    """The text with its last training pairs as the test part."""
-    text.mkdir(parents=True, exist_ok=True)
-    for code in languages:
-        lines = (data / f"train.{code}").read_text(encoding="utf-8").split("\n")
-        lines = lines[:-1] if not lines[-1] else lines
-        for name, some in (("train", lines[:-TAIL]), ("test", lines[-TAIL:])):
-            (text / f"{name}.{code}").write_text("\n".join(some) + "\n", encoding="utf-8")
-        shutil.copy(data / f"valid.{code}", text / f"valid.{code}")
-
-
-def as_options(options: Mapping[str, Any]) -> list[str]:
-    """As the command takes them; True and False are switches."""
-    out: list[str] = []
-    for name, value in options.items():
-        flag = name.replace("_", "-")
-        if isinstance(value, bool):
-            out.append(f"--{flag}" if value else f"--no-{flag}")
-        else:
-            out += [f"--{flag}", str(value)]
-    return out
-
-
-def call(*args: str) -> None:
-    print("softtopk translate", *args, flush=True)
-    done = subprocess.run([sys.executable, "-m", "softtopk", "translate", *args])
-    if done.returncode not in (0, DIVERGED):
-        done.check_returncode()
-
-
-def translate_second(run: Path, data: Path) -> None:
-    out = run / "second"
-    if not out.with_suffix(".json").exists():
-        beam = str(EVERY["eval_beams"])
-        call(
-            *("evaluate", str(run), "--data", str(data), "--beam", beam),
-            *("--threads", str(EVERY["threads"]), "--out", str(out)),
-        )
-
-
-def row_of(run: Path) -> dict[str, Any]:
-    """The one row of a run's table."""
-    (row,) = json.loads((run / "table.json").read_text())
-    return row
-
-
-def bleu_of(row: Mapping[str, Any], part: str) -> dict[int, float]:
-    """By the seeds that were finished."""
-    found = row[part].get(str(EVERY["eval_beams"]), {"bleu": []})["bleu"]
-    return dict(zip(row["seeds"], found, strict=True))
-
-
-def validation(run: Path) -> float:
-    return max(bleu_of(row_of(run), "valid").values(), default=-math.inf)
-
-
-def cpu_seconds(run: Path) -> float:
-    return row_of(run)["cpu_seconds_per_update"] or math.nan
-
-
-def scores_of(run: Path, test_set: str) -> dict[int, float]:
-    """BLEU by seed."""
-    if test_set != "second":
-        return bleu_of(row_of(run), test_set)
-    return {r["seed"]: r["bleu"] for r in json.loads((run / "second.json").read_text())}
-
-
 def summary(
-    names: Sequence[str], judged: Mapping[str, Path], models: Mapping[str, Path], second: bool
-) -> str:
+    names: Sequence[str],
+    judged: Mapping[str, Path],
+    models: Mapping[str, Path],
+    test_sets: Sequence[str],
+) -> tuple[list[list[str]], list[list[str]]]:
     """BLEU of all, and differences seed by seed with their means by pre-trained model."""
-    test_sets = ["valid", "test", "second"][: 2 + second]
 
     def scores(name: str, test_set: str) -> dict[tuple[int, int], float]:
         """By the seeds of the pre-training and of what followed."""
@@ -270,7 +147,7 @@ def summary(
         seeds = dict.fromkeys(seed for seed, _ in found)
         means = (fmean(x for place, x in found.items() if place[0] == seed) for seed in seeds)
         by_model = ", ".join(f"{mean:+.2f}" for mean in means)
-        return f"{fmean(found.values()):+.2f} ± {stdev(found.values()):.2f} ({by_model})"
+        return f"{mean_and_deviation([*found.values()])} ({by_model})"
 
     rows = [["BLEU, beam 5", "updates", "learning rate", "CPU seconds", *test_sets]]
     # As often as others go on from them.
@@ -295,12 +172,7 @@ def summary(
         [f"{name} - {rival}", *(difference(name, rival, one) for one in test_sets)]
         for name, rival in pairs
     ]
-    return f"{table_of(rows)}\n{table_of(more)}"
-
-
-def table_of(rows: Sequence[Sequence[str]]) -> str:
-    head, *body = ["| " + " | ".join(row) + " |\n" for row in rows]
-    return head + "|---|" + "--:|" * (len(rows[0]) - 1) + "\n" + "".join(body)
+    return rows, more
 
 
 if __name__ == "__main__":

@@ -1,0 +1,160 @@
+"""What translation_objectives.py and translation_attention.py share: runs of `softtopk translate`.
+
+DIR has train.*, valid.* and test.*. The last TAIL training pairs are held back as the test set
+before anything is trained; test.* is a second one, for the end. A call that was killed or stopped
+is taken up again by the same call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+#: Lines at the end of train.*, of which about half have at most --max-words words.
+TAIL = 6000
+#: Of all trainings. On an AMD CPU updates are faster with medium.
+EVERY = {"threads": 1, "matmul_precision": "medium", "eval_beams": 5}
+#: A model of almost nothing.
+QUICK = {"hidden": 32, "embedding": 32, "max_length": 20, "pretrain_epochs": 2}
+#: How `softtopk translate train` ends if a part of a run has failed; it said why.
+DIVERGED = 1
+
+
+class Study:
+    """Runs in one folder, on one text.
+
+    Args:
+        description: Of the script, for its help.
+    """
+
+    def __init__(self, description: str) -> None:
+        parser = argparse.ArgumentParser(description=description)
+        parser.add_argument("--data", type=Path, help="folder with train.*, valid.* and test.*")
+        parser.add_argument("--source", default="en")
+        parser.add_argument("--target", default="fr")
+        parser.add_argument("--max-words", type=int, default=12, help="of a source sentence")
+        parser.add_argument("--out", type=Path, required=True)
+        parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
+        parser.add_argument("--quick", action="store_true", help="see that it runs, on own text")
+        args = parser.parse_args()
+        if not args.quick and args.data is None:
+            parser.error("--data: give a folder, or --quick")
+        self.data, self.out, self.jobs, self.quick = args.data, args.out, args.jobs, args.quick
+        self.out.mkdir(parents=True, exist_ok=True)
+        text = self.out / "text"
+        corpus: dict[str, Any] = {}
+        if not self.quick:
+            _hold_back(self.data, text, (args.source, args.target))
+            corpus = {"data": text, "source": args.source, "target": args.target}
+            corpus |= {"max_words": args.max_words}
+        pieces = self.out / "pieces"
+        _call("prepare", *_as_options({**corpus, "out": pieces}))
+        self.fresh = {**corpus, "pieces": pieces, **(QUICK if self.quick else {})}
+        """Options of a run from random weights."""
+        self.test_sets = ("valid", "test", *(() if self.quick else ("second",)))
+
+    def train(self, runs: Mapping[str, Mapping[str, Any]]) -> dict[str, Path]:
+        """Runs with their options, in folders of these names: begun, resumed, or finished."""
+        return dict(zip(runs, self._each(self._train, runs.items()), strict=True))
+
+    def _train(self, run: tuple[str, Mapping[str, Any]]) -> Path:
+        name, options = run
+        folder = self.out / name
+        folder.parent.mkdir(exist_ok=True)
+        given = {**EVERY, **options, "out": folder}
+        if (folder / "config.json").exists():
+            given.pop("pieces", None)  # which the run has; all else has to be as it was
+        _call("train", "--resume", *_as_options(given))  # of a finished run: compares the options
+        return folder
+
+    def compare(self, runs: Iterable[Path]) -> None:
+        """The table of all runs, RUNS/table.md."""
+        _call("compare", *map(str, runs), "--out", str(self.out / "table"))
+
+    def second(self, runs: Iterable[Path]) -> None:
+        """Translate the second test set, if there is one."""
+        if not self.quick:
+            self.evaluate(runs, "second", {"data": self.data})
+
+    def evaluate(self, runs: Iterable[Path], name: str, options: Mapping[str, Any]) -> None:
+        """Translate once more; the outcome is RUN/name.json."""
+
+        def translate(run: Path) -> None:
+            out = run / name
+            if not out.with_suffix(".json").exists():
+                given = {"beam": EVERY["eval_beams"], "threads": EVERY["threads"], **options}
+                _call("evaluate", str(run), *_as_options({**given, "out": out}))
+
+        self._each(translate, runs)
+
+    def _each(self, work: Any, items: Iterable[Any]) -> list[Any]:
+        with ThreadPoolExecutor(self.jobs) as pool:
+            return list(pool.map(work, items))
+
+    def summarise(self, *tables: Sequence[Sequence[str]]) -> None:
+        """Write and print the tables."""
+        text = "\n".join(map(_table, tables))
+        (self.out / "summary.md").write_text(text)
+        print(text)
+
+
+def row_of(run: Path) -> dict[str, Any]:
+    """The one row of a run's table."""
+    (row,) = json.loads((run / "table.json").read_text())
+    return row
+
+
+def scores_of(run: Path, test_set: str) -> dict[int, float]:
+    """BLEU by the seeds that were finished: in the run's table, or of what `evaluate` wrote."""
+    if test_set not in ("valid", "test"):
+        return {r["seed"]: r["bleu"] for r in json.loads((run / f"{test_set}.json").read_text())}
+    row = row_of(run)
+    found = row[test_set].get(str(EVERY["eval_beams"]), {"bleu": []})["bleu"]
+    return dict(zip(row["seeds"], found, strict=True))
+
+
+def mean_and_deviation(differences: Sequence[float]) -> str:
+    return f"{fmean(differences):+.2f} ± {stdev(differences):.2f}"
+
+
+def _hold_back(data: Path, text: Path, languages: tuple[str, str]) -> None:
+    """The text with its last training pairs as the test part."""
+    text.mkdir(parents=True, exist_ok=True)
+    for code in languages:
+        lines = (data / f"train.{code}").read_text(encoding="utf-8").split("\n")
+        lines = lines[:-1] if not lines[-1] else lines
+        for name, some in (("train", lines[:-TAIL]), ("test", lines[-TAIL:])):
+            (text / f"{name}.{code}").write_text("\n".join(some) + "\n", encoding="utf-8")
+        shutil.copy(data / f"valid.{code}", text / f"valid.{code}")
+
+
+def _as_options(options: Mapping[str, Any]) -> list[str]:
+    """As the command takes them; True and False are switches."""
+    out: list[str] = []
+    for name, value in options.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            out.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            out += [f"--{flag}", str(value)]
+    return out
+
+
+def _call(*args: str) -> None:
+    print("softtopk translate", *args, flush=True)
+    done = subprocess.run([sys.executable, "-m", "softtopk", "translate", *args])
+    if done.returncode not in (0, DIVERGED):
+        done.check_returncode()
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    head, *body = ["| " + " | ".join(row) + " |\n" for row in rows]
+    return head + "|---|" + "--:|" * (len(rows[0]) - 1) + "\n" + "".join(body)
