@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -63,6 +64,13 @@ class Tiny:
         logits = hidden @ self.output + one_hot(code, 5).to(inputs.dtype) @ self.by_code
         code = (2 * code + (hidden[:, 0] > 0)) % 5
         return logits.log_softmax(-1), {"pair": Pair(hidden, trace), "rest": [None, (code,)]}
+
+
+def packed_rows(needed: Sequence[int]) -> int:
+    """How many rows a packed step is asked for, if so many of each sentence are needed."""
+    filled = math.ceil(sum(needed) / 32) * 32
+    plain = len(needed) * max(needed)
+    return filled if filled <= 0.6 * plain else plain
 
 
 class Packed:

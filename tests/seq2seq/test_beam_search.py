@@ -1,13 +1,14 @@
 """Beam search against exhaustive search and a literal beam."""
 
 import math
+from itertools import pairwise, zip_longest
 
 import pytest
 import reference
 import torch
-from tiny_decoder import Packed, Tiny
+from tiny_decoder import Packed, Tiny, packed_rows
 
-from softtopk.seq2seq import beam_search
+from softtopk.seq2seq import beam_search, sequence_scores
 from softtopk.seq2seq._candidates import BLOCK, largest
 
 
@@ -102,26 +103,97 @@ def test_a_batch_is_its_sentences(length_penalty):
 
 
 @pytest.mark.parametrize("n_best", [1, 4])
-def test_a_packed_step_is_asked_for_what_goes_on(n_best):
-    """And finds the same as a step that cannot be, which is asked for the same of each sentence."""
+def test_a_packed_step_finds_what_a_plain_one_does(n_best):
     step = Packed(Tiny(3, batch=20))
-    decoder = step.decoder
+    arguments = (step.decoder.state(), step.decoder.embedding)
     options = {"max_len": 12, "beam_size": 4, "n_best": n_best, "length_penalty": 1.0}
-    found = beam_search(step, decoder.state(), decoder.embedding, **options)
-    packed = [len(sentences) for sentences in step.asked]
-    padded = []
-
-    def plain(inputs, state):
-        padded.append(len(inputs))
-        return step(inputs, state)
-
-    expected = beam_search(plain, decoder.state(), decoder.embedding, **options)
+    found = beam_search(step, *arguments, **options)
+    asked = [len(sentences) for sentences in step.asked]
+    step.asked.clear()
+    expected = beam_search(lambda *x: step(*x), *arguments, **options)
     assert torch.equal(found.tokens, expected.tokens)
     torch.testing.assert_close(found.scores, expected.scores)
-    assert packed[0] == padded[0] == 20  # all hypotheses begin alike
-    assert sum(packed) < sum(padded)
-    assert all(one <= more for one, more in zip(packed, padded, strict=True))
-    assert any(one % 20 for one in packed), "the same of each sentence: the test shows nothing"
+    assert sum(asked) < sum(map(len, step.asked))
+    # A sentence whose result is certain is not searched on, as if it were alone.
+    alone = []
+    for b in range(20):
+        step.asked.clear()
+        own = step.for_sentences(torch.tensor([b]))
+        beam_search(own, step.decoder.state([b]), step.decoder.embedding, **options)
+        alone.append([len(sentences) for sentences in step.asked])
+    assert asked == [packed_rows(rows) for rows in zip_longest(*alone, fillvalue=0)]
+
+
+def test_a_packed_step_is_asked_for_what_goes_on():
+    """The hypotheses of a literal beam that have not ended, and what fills the rows up."""
+    step = Packed(Tiny(3, batch=20))
+    state, embedding = step.decoder.state, step.decoder.embedding
+    beam_search(step, state(), embedding, max_len=12, beam_size=4, n_best=4)
+    asked = [len(sentences) for sentences in step.asked]
+    for t, rows in enumerate(asked):
+        beams = [
+            reference.hard_beam(
+                *(step.for_sentences(torch.tensor([b])), state([b]), embedding, t), beam_size=4
+            )
+            for b in range(20)
+        ]
+        assert rows == packed_rows([sum(3 not in tokens for tokens, _ in beam) for beam in beams])
+    assert any(rows % 20 for rows in asked), "never packed: the test shows nothing"
+
+
+def test_a_plain_step_has_the_states_of_its_sentences():
+    """Also in the rows that do not count: the state may be numbers into something of a sentence."""
+    decoder = Tiny(3, batch=8)
+    calls = []
+
+    def step(inputs, state):
+        sentences, state = state
+        calls.append(len(inputs))
+        assert sentences.tolist() == [b for b in range(8) for _ in range(len(inputs) // 8)]
+        log_probs, state = decoder.step(inputs, state)
+        return log_probs, (sentences, state)
+
+    state = (torch.arange(8), decoder.state())
+    found = beam_search(step, state, decoder.embedding, max_len=12, beam_size=4, n_best=4)
+    searched = len(calls)
+    sequence_scores(step, state, decoder.embedding, found.tokens)
+    for some in (calls[:searched], calls[searched:]):
+        assert any(more > less for more, less in pairwise(some)), "no rows are filled up again"
+
+
+def test_nan_stays_in_its_sentence():
+    decoder = Tiny(3, batch=32)
+    own, found = decoder.step, []
+
+    def step(inputs, state):
+        ill, state = state
+        log_probs, state = own(inputs, state)
+        return log_probs.masked_fill(ill.unsqueeze(1) > 1, math.nan), (ill + (ill > 0), state)
+
+    decoder.step = step
+    for first in (0, 1):
+        run, ill = Packed(decoder), torch.zeros(32, dtype=torch.long)
+        ill[0] = first
+        state = (ill, decoder.state())
+        options = {"max_len": 12, "beam_size": 4}
+        found.append(beam_search(run, state, decoder.embedding, **options).scores[1:])
+        assert any(len(sentences) % 32 == 0 for sentences in run.asked[3:]), "never packed"
+    torch.testing.assert_close(*found)
+
+
+def test_a_certain_result_ends_the_search_of_its_sentence():
+    step = Packed(Tiny(3, batch=20))
+    rows = {}
+    for n_best in (1, 4):
+        step.asked.clear()
+        beam_search(
+            *(step, step.decoder.state(), step.decoder.embedding),
+            max_len=12,
+            beam_size=4,
+            n_best=n_best,
+        )
+        rows[n_best] = sum(map(len, step.asked))
+    assert rows[1] < rows[4]
 
 
 def test_n_best_is_the_head_of_the_beam():

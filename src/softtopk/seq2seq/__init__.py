@@ -9,7 +9,7 @@ from ._membership import beam_membership_loss
 from ._recurrent import Seq2Seq, Seq2SeqConfig
 from ._risk import beam_risk_loss, expected_risk, sequence_scores
 from ._soft_beam import SoftBeams, soft_beam_loss, soft_beam_search
-from ._states import DecoderStep
+from ._states import DecoderStep, PackedStep
 from ._transformer import Transformer, TransformerConfig, TransformerMemory
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "EncoderDecoder",
     "Hypotheses",
     "Memory",
+    "PackedStep",
     "Seq2Seq",
     "Seq2SeqConfig",
     "SoftBeams",

@@ -75,11 +75,15 @@ def beam_search(
     state, origins = init_state, torch.arange(batch, device=device).repeat_interleave(beam_size)
     for t in range(max_len):
         live = ~finished & (likelihoods != -math.inf) & ~over.unsqueeze(1)
+        if not live.any():
+            break
         run, rows, places = rows_to_run(step, live)
         state = select_rows(state, origins[rows])
         inputs = embedding[last.flatten()[rows]]
         log_probs, state = run_step(run, inputs, state, vocabulary, first=t == 0)
-        extended = extend(likelihoods, log_probs, finished, eos, rows)
+        log_probs = log_probs[places].view(batch, beam_size, vocabulary)
+        log_probs = log_probs.masked_fill_(~live.unsqueeze(-1), -math.inf)  # not of its own row
+        extended = extend(likelihoods, log_probs, finished, eos)
         grown = (lengths + ~finished).to(extended.dtype).unsqueeze(-1) ** length_penalty
         best = best_candidates(extended / grown, beam_size)
         likelihoods = extended.flatten(1).gather(1, best.parents * vocabulary + best.tokens)
@@ -94,6 +98,4 @@ def beam_search(
         hope = likelihoods.masked_fill(finished, -math.inf) / max_len**length_penalty
         certain = best.scores.masked_fill(~finished, -math.inf) >= hope.amax(1, keepdim=True)
         over = certain[:, :n_best].all(1)
-        if over.all():
-            break
     return Hypotheses(tokens[:, :n_best], best.scores[:, :n_best], likelihoods[:, :n_best])

@@ -25,22 +25,13 @@ class Candidates(NamedTuple):
     """By which token."""
 
 
-def extend(
-    scores: Tensor, log_probs: Tensor, finished: Tensor, eos: int, rows: Tensor | None = None
-) -> Tensor:
+def extend(scores: Tensor, log_probs: Tensor, finished: Tensor, eos: int) -> Tensor:
     """Log-likelihoods (B, k, V) of all extensions, without gradient.
 
-    A finished hypothesis goes on with the end token alone, with probability one. ``log_probs`` are
-    (B, k, V), or those (N, V) of ``rows``, numbers of hypotheses: the others do not go on.
+    A finished hypothesis goes on with the end token alone, with probability one.
     """
-    scores, log_probs = scores.detach(), log_probs.detach()
-    if rows is None:
-        extended = scores.unsqueeze(-1) + log_probs
-    else:
-        found = scores.flatten()[rows].unsqueeze(-1) + log_probs
-        extended = found.new_full((scores.numel(), found.shape[-1]), -math.inf)
-        extended[rows] = found
-        extended = extended.view(*scores.shape, -1)
+    scores = scores.detach()
+    extended = scores.unsqueeze(-1) + log_probs.detach()
     if finished.any():
         extended.masked_fill_(finished.unsqueeze(-1), -math.inf)
         extended[..., eos] = torch.where(finished, scores, extended[..., eos])

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from .. import _model_files
 from .._checks import check_integer, check_share
 from ._attention import TopKAttention
-from ._states import PackedStep, State, select_rows
+from ._states import PackedStep, State, batch_size_of, select_rows
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -87,7 +87,10 @@ class EncoderDecoder(nn.Module, ABC):
 
     @abstractmethod
     def encode(self, source: Tensor) -> tuple[Any, State]:
-        """Source tokens (B, S), padded -> the memory, and the decoder's first state."""
+        """Source tokens (B, S), padded -> the memory, and the decoder's first state.
+
+        Both are tensors of first axis B, in any nesting of dict, list, tuple and None.
+        """
 
     @abstractmethod
     def step(self, inputs: Tensor, state: Any, memory: Any) -> tuple[Tensor, State]:
@@ -131,8 +134,10 @@ class EncoderDecoder(nn.Module, ABC):
     def decoder(self, memory: Any) -> PackedStep:
         """The decoder as the searches and losses take it, for the sentences of ``memory``.
 
-        In training its dropout draws a mask for each hypothesis.
+        It also takes any number of hypotheses of each, by which a search saves time: a function
+        around it does not. In training its dropout draws a mask for each hypothesis.
         """
+        batch_size_of(memory, "memory")  # whose rows a search selects
         return _Decoder(self, memory)
 
     def shift(self, target: Tensor) -> Tensor:

@@ -164,9 +164,9 @@ def _scores_of(
     vocabulary = embedding.shape[0]
     batch, n, longest = tokens.shape
     columns = torch.arange(n, device=tokens.device)
-    offsets = n * torch.arange(batch, device=tokens.device).unsqueeze(1)
+    sentences = torch.arange(batch, device=tokens.device).unsqueeze(1)
     same = torch.ones(batch, n, n, dtype=torch.bool, device=tokens.device)  # the prefixes i and j
-    place = (offsets // n).expand(batch, n)  # in the state
+    place = sentences.expand(batch, n)  # in the state
     last = torch.full((batch, n), bos, device=tokens.device)
     # Of no row of the embedding: zeros that have a gradient, also where there is no step.
     state, total = init_state, at_least_single(embedding[:0].sum()).expand(batch, n)
@@ -180,8 +180,8 @@ def _scores_of(
         state = select_rows(state, place.flatten()[rows])
         inputs = embedding[last.flatten()[rows]]
         log_probs, state = run_step(run, inputs, state, vocabulary, first=t == 0)
-        # A sequence that is over has the place of another: it is not looked at again.
-        place = places[first + offsets]
+        # What a sequence that is over has the place of does not count.
+        place = places[first + n * sentences]
         last = tokens[..., t]
         picked = log_probs.flatten().gather(0, (place * vocabulary + last).flatten())
         total = total + at_least_single(picked.view(batch, n)).masked_fill(~live, 0.0)

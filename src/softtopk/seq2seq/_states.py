@@ -8,9 +8,12 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import torch
 from torch import Tensor
 
-# Numbers of rows are multiples of this: libraries prepare a product of matrices for each size that
-# they meet, which can take longer than the product.
+# Rows of a packed step are filled up to a multiple of this: oneDNN, for one, prepares a product of
+# matrices for each shape that it meets, which can take longer than the product.
 STRIDE = 32
+# Of the rows of a plain step: with more than this to compute, packing saves less than it costs, as
+# what a step holds of its sentences is then copied for every hypothesis.
+WORTH_PACKING = 0.6
 
 State = Any
 """dict, list, tuple, named tuple or None, nested, of tensors."""
@@ -20,10 +23,11 @@ S = TypeVar("S")
 class DecoderStep(Protocol):
     """One step of a decoder.
 
-    The rows are hypotheses, N = B * k of them, the k of a sentence next to each other. What all
-    hypotheses of a sentence share, such as the encoder's output, need not be in the state: the step
-    can hold it, with B rows, and finds k as N / B. The soft search averages the floating tensors of
-    the state, so they have to be finite: keep a mask as booleans.
+    The rows are hypotheses, N = B * k of them, the k of a sentence next to each other. k may be
+    another one in each call; in the first it is 1. What all hypotheses of a sentence share, such as
+    the encoder's output, need not be in the state: the step can hold it, with B rows, and finds k
+    as N / B. The soft search averages the floating tensors of the state, so they have to be finite:
+    keep a mask as booleans.
     """
 
     def __call__(self, inputs: Tensor, state: Any, /) -> tuple[Tensor, Any]:
@@ -34,11 +38,16 @@ class DecoderStep(Protocol):
 class PackedStep(DecoderStep, Protocol):
     """A step that can also take any number of hypotheses of each sentence.
 
-    A search then computes those that go on, and no others.
+    `beam_search` and `sequence_scores` then compute the hypotheses that go on, and no others, where
+    that saves time. A few rows may have the state of another sentence: what is computed there is
+    not used.
     """
 
     def for_sentences(self, sentences: Tensor, /) -> DecoderStep:
-        """The step for N hypotheses of these sentences (N,), in ascending order."""
+        """The step for one hypothesis of each of these N sentences, numbers from 0 to B - 1.
+
+        They ascend; a sentence can be there several times, or not at all.
+        """
 
 
 def at_least_single(x: Tensor) -> Tensor:
@@ -75,16 +84,16 @@ def map_state(function: Callable[[Tensor], Tensor], state: S) -> S:
     return state
 
 
-def batch_size_of(state: State) -> int:
-    """The size of the first axis, which all tensors of an initial state share."""
+def batch_size_of(state: State, name: str = "init_state") -> int:
+    """The size of the first axis, which all its tensors share."""
     tensors = list(leaves(state))
     if not tensors:
-        raise ValueError("init_state must hold at least one tensor: its first axis is the batch")
+        raise ValueError(f"{name} must hold at least one tensor: its first axis is the batch")
     sizes = {tensor.shape[0] if tensor.ndim else None for tensor in tensors}
     if len(sizes) > 1 or None in sizes:
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
         raise ValueError(
-            f"the tensors of init_state must share their first axis, the batch, got shapes {shapes}"
+            f"the tensors of {name} must share their first axis, the batch, got shapes {shapes}"
         )
     return tensors[0].shape[0]
 
@@ -110,26 +119,27 @@ def take_rows(state: S, parents: Tensor) -> S:
 
 
 def rows_to_run(step: DecoderStep, live: Tensor) -> tuple[DecoderStep, Tensor, Tensor]:
-    """What has to be computed for the hypotheses that are ``live`` (B, k).
+    """What has to be computed for the hypotheses that are ``live`` (B, k), at least one.
 
     Returns:
-        The step for it; its rows (N,), numbers of hypotheses from 0 to B * k - 1; and the inverse
-        of that, the place (B * k,) of each hypothesis among the rows, 0 if it has none. If the step
-        is no `PackedStep`, there are as many rows of each sentence as the one with most needs.
+        The step for it; its rows (N,), numbers of hypotheses from 0 to B * k - 1; and the place
+        (B * k,) of each hypothesis among them. One that is not computed has the place of another,
+        which for a plain step is of the same sentence.
     """
     batch, k = live.shape
-    most = int(live.sum(1).max())
-    if int(live.sum()) == batch * most or not isinstance(step, PackedStep):
-        columns = live.long().argsort(dim=1, descending=True, stable=True)[:, :most]
-        rows = _flat(columns, k)
-    else:
+    counts = live.sum(1)
+    needed, most = torch.stack([counts.sum(), counts.max()]).tolist()
+    filled = needed + -needed % STRIDE
+    if filled <= WORTH_PACKING * batch * most and isinstance(step, PackedStep):
         rows = live.flatten().nonzero().squeeze(1)
-        more = min(-len(rows) % STRIDE, batch * most - len(rows))
-        rows = torch.cat([rows, rows[-1:].expand(more)])
-        step = step.for_sentences(rows // k)
-    places = rows.new_zeros(batch * k)
-    numbers = torch.arange(len(rows), device=rows.device)
-    places.scatter_reduce_(0, rows, numbers, "amin", include_self=False)  # the first, of the same
+        places = rows.new_zeros(batch * k)
+        places[rows] = torch.arange(needed, device=rows.device)
+        rows = torch.cat([rows, rows[-1:].expand(filled - needed)])
+        return step.for_sentences(rows // k), rows, places
+    # As many of each sentence as the one with most needs.
+    rows = _flat(live.long().argsort(dim=1, descending=True, stable=True)[:, :most], k)
+    places = most * torch.arange(batch, device=rows.device).repeat_interleave(k)
+    places[rows] = torch.arange(len(rows), device=rows.device)
     return step, rows, places
 
 
