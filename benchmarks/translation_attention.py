@@ -19,7 +19,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any
 
 from translation_runs import Study, mean_and_deviation, row_of, scores_of
@@ -61,32 +60,38 @@ def main() -> None:
     selecting = [run for model in MODELS for run in runs[model, TOPK]]
     study.evaluate(selecting, HARD, {"hard_attention": True})
 
-    rows = [["BLEU, beam 5", *study.test_sets, TOKENS]]
+    columns = [*study.test_sets, TOKENS]
+    rows = [["BLEU, beam 5", *columns]]
     for model in MODELS:
-        found = [
-            [figures(runs[model, attention], column) for column in rows[0][1:]]
-            for attention in ATTENTIONS
-        ]
-        for attention, values in zip(ATTENTIONS, found, strict=True):
-            cells = (f"{fmean(x):.2f} ± {stdev(x):.2f}" for x in values)
-            rows.append([f"{model}, {attention}", *cells])
-        softmax, topk = found
-        pairs = (zip(y, x, strict=True) for x, y in zip(softmax, topk, strict=True))
-        cells = (mean_and_deviation([y - x for y, x in pair]) for pair in pairs)
-        rows.append([f"{model}, {TOPK} - {SOFTMAX}", *cells])
-        exact = zip(
-            figures(runs[model, TOPK], HARD), figures(runs[model, TOPK], "test"), strict=True
+        soft, top = (
+            [figures(runs[model, attention], column) for column in columns]
+            for attention in (SOFTMAX, TOPK)
         )
-        test = mean_and_deviation([x - y for x, y in exact])
-        rows.append([f"{model}, exactly k in use - {TOPK}", "", test, *[""] * (len(rows[0]) - 3)])
+        exact = [figures(runs[model, TOPK], HARD) if column == "test" else {} for column in columns]
+        rows += [
+            [f"{model}, {SOFTMAX}", *(mean_and_deviation(x.values(), "") for x in soft)],
+            [f"{model}, {TOPK}", *(mean_and_deviation(x.values(), "") for x in top)],
+            [f"{model}, {TOPK} - {SOFTMAX}", *map(difference, top, soft)],
+            [f"{model}, exactly k in use - {TOPK}", *map(difference, exact, top)],
+        ]
     study.summarise(rows)
 
 
-def figures(runs: Sequence[Path], column: str) -> list[float]:
-    """One for each seed."""
-    if column == TOKENS:
-        return [row_of(run)["attention_tokens"]["test"][0] for run in runs]
-    return [score for run in runs for score in scores_of(run, column).values()]
+def figures(runs: Sequence[Path], column: str) -> dict[int, float]:
+    """By the seeds that were finished."""
+    found: dict[int, float] = {}
+    for run in runs:
+        row = row_of(run)
+        if column == TOKENS:
+            found |= dict(zip(row["seeds"], row["attention_tokens"]["test"], strict=True))
+        elif row["seeds"]:
+            found |= scores_of(run, column)
+    return found
+
+
+def difference(left: Mapping[int, float], right: Mapping[int, float]) -> str:
+    """Seed by seed."""
+    return mean_and_deviation(left[seed] - right[seed] for seed in left if seed in right)
 
 
 if __name__ == "__main__":

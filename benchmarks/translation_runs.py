@@ -45,8 +45,8 @@ class Study:
         parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
         parser.add_argument("--quick", action="store_true", help="see that it runs, on own text")
         args = parser.parse_args()
-        if not args.quick and args.data is None:
-            parser.error("--data: give a folder, or --quick")
+        if args.quick == (args.data is not None):
+            parser.error("give --data or --quick, and not both")
         self.data, self.out, self.jobs, self.quick = args.data, args.out, args.jobs, args.quick
         self.out.mkdir(parents=True, exist_ok=True)
         text = self.out / "text"
@@ -72,7 +72,8 @@ class Study:
         given = {**EVERY, **options, "out": folder}
         if (folder / "config.json").exists():
             given.pop("pieces", None)  # which the run has; all else has to be as it was
-        _call("train", "--resume", *_as_options(given))  # of a finished run: compares the options
+        # Of a finished run this compares the options.
+        _call("train", "--resume", *_as_options(given), fine=(0, DIVERGED))
         return folder
 
     def compare(self, runs: Iterable[Path]) -> None:
@@ -121,8 +122,10 @@ def scores_of(run: Path, test_set: str) -> dict[int, float]:
     return dict(zip(row["seeds"], found, strict=True))
 
 
-def mean_and_deviation(differences: Sequence[float]) -> str:
-    return f"{fmean(differences):+.2f} ± {stdev(differences):.2f}"
+def mean_and_deviation(figures: Iterable[float], sign: str = "+") -> str:
+    figures = list(figures)
+    spread = f" ± {stdev(figures):.2f}" if len(figures) > 1 else ""
+    return f"{fmean(figures):{sign}.2f}{spread}" if figures else ""
 
 
 def _hold_back(data: Path, text: Path, languages: tuple[str, str]) -> None:
@@ -131,6 +134,10 @@ def _hold_back(data: Path, text: Path, languages: tuple[str, str]) -> None:
     for code in languages:
         lines = (data / f"train.{code}").read_text(encoding="utf-8").split("\n")
         lines = lines[:-1] if not lines[-1] else lines
+        if len(lines) < 2 * TAIL:
+            raise SystemExit(
+                f"{data}/train.{code} has {len(lines)} lines: too few to hold back {TAIL}"
+            )
         for name, some in (("train", lines[:-TAIL]), ("test", lines[-TAIL:])):
             (text / f"{name}.{code}").write_text("\n".join(some) + "\n", encoding="utf-8")
         shutil.copy(data / f"valid.{code}", text / f"valid.{code}")
@@ -148,10 +155,10 @@ def _as_options(options: Mapping[str, Any]) -> list[str]:
     return out
 
 
-def _call(*args: str) -> None:
+def _call(*args: str, fine: Sequence[int] = (0,)) -> None:
     print("softtopk translate", *args, flush=True)
     done = subprocess.run([sys.executable, "-m", "softtopk", "translate", *args])
-    if done.returncode not in (0, DIVERGED):
+    if done.returncode not in fine:
         done.check_returncode()
 
 

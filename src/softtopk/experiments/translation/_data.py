@@ -81,7 +81,7 @@ def _read_text(folder: Path, source: str, target: str) -> Corpus:
     """The text of a prepared folder, with what the record knows of where it was copied from."""
     record = read_record(folder)
     reverse = source != record["source"]
-    words = None if reverse else record.get("max_words")  # those of the other side
+    words = None if reverse else record["max_words"]  # those of the other side
     corpus = replace(read_corpus(folder, source, target), name=record["corpus"], max_words=words)
     for part, split in corpus.parts:
         recorded = Split(split.targets, split.sources) if reverse else split
@@ -91,7 +91,7 @@ def _read_text(folder: Path, source: str, target: str) -> Corpus:
 
 def max_words_of(folder: Path) -> int | None:
     """What the source sentences of a prepared folder were limited to."""
-    return read_record(folder).get("max_words")
+    return read_record(folder)["max_words"]
 
 
 def _check_text(folder: Path, part: str, split: Split, record: dict[str, Any]) -> None:

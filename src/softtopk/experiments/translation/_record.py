@@ -8,7 +8,7 @@ from typing import Any
 from ..errors import UsageError
 from ..runs import read_sealed
 
-FORMAT = 1
+FORMAT = 2
 RECORD = "prepared.json"
 
 
