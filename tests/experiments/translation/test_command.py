@@ -20,7 +20,6 @@ import torch
 from softtopk import cli
 from softtopk.experiments.runs import Experiment
 from softtopk.experiments.translation._training import Training
-from softtopk.experiments.translation._use import _other_text
 from softtopk.seq2seq import Seq2Seq, Seq2SeqConfig
 from stopping import stop_at_the_third_record
 
@@ -225,13 +224,23 @@ def test_evaluate_on_other_text(
     assert record["bleu"] == pytest.approx(expected["valid"]["3"]["bleu"])
     assert record["sentences"] == 20
     assert "test of other, 20 sentences" in capsys.readouterr().out
-    few = _other_text(other, "test", "en", "fr", 3)
-    assert 0 < len(few) < 20
-    assert max(len(source.split()) for source in few.sources) == 3
     assert "found neither valid.en" in complaint(capsys, *args, str(other), "--split", "valid")
     assert f"--data {tmp_path / 'none'}: give a folder" in complaint(
         capsys, *args, str(tmp_path / "none")
     )
+
+
+def test_other_text_is_as_short_as_that_of_the_first_run(corpus: Path, tmp_path: Path) -> None:
+    first, then, out = (tmp_path / name for name in ("first", "then", "scores"))
+    new = ["--data", str(corpus), "--max-words", "3", *TINY, "--pretrain-epochs", "1"]
+    assert exit_code("train", *new, "--updates", "0", "--no-test", "--out", str(first)) == 0
+    further = ["--init", str(first), "--objective", "teacher-forcing", "--updates", "1"]
+    assert exit_code("train", *further, "--threads", "1", "--no-test", "--out", str(then)) == 0
+    args = ["--data", str(corpus), "--beam", "1", "--out", str(out)]
+    assert exit_code("evaluate", str(then), *args) == 0
+    (record,) = json.loads(out.with_suffix(".json").read_text())
+    words = [len(line.split()) for line in (corpus / "test.en").read_text().splitlines()]
+    assert 0 < record["sentences"] == sum(n <= 3 for n in words) < len(words)
 
 
 def test_the_table_is_made_again_from_records(everything: Path, tmp_path: Path) -> None:
