@@ -112,11 +112,16 @@ def test_eps(function, eps, kind):
         (GOLD.float(), TypeError, r"gold must be .*int64, got torch.float32"),
         (GOLD.tolist(), TypeError, r"gold must be a tensor .* got list"),
         (GOLD[0], ValueError, r"gold must be of shape \(B, T\) with B = 3.* got \(4,\)"),
-        (GOLD[:2], ValueError, r"gold must be of shape \(B, T\) with B = 3.* got \(2, 4\)"),
+        (GOLD[:2], ValueError, r"gold must .* got \(2, 4\); a state of nn.GRU"),
         (GOLD[:, :0], ValueError, r"gold must be of shape .* all sizes above 0, got \(3, 0\)"),
         (GOLD + 1, ValueError, r"gold must hold tokens from 0 to 5, .*got 6"),
         (GOLD - 1, ValueError, r"gold must hold tokens from 0 to 5, .*got -1"),
         (GOLD * torch.tensor([[1], [0], [1]]), ValueError, r"gold must .*; row 1 has none"),
+        (
+            torch.cat([torch.full((3, 1), 2), GOLD], 1),
+            ValueError,
+            r"gold must begin with .*bos=2, in front of every row: leave it out",
+        ),
         (GOLD.roll(1, 1), ValueError, r"gold must have its padding, pad=0, after the tokens"),
     ],
 )

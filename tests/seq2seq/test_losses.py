@@ -63,6 +63,19 @@ def test_hybrid_is_the_weighted_sum(rho, objective):
     torch.testing.assert_close(found, rho * given + (1 - rho) * searched)
 
 
+@pytest.mark.parametrize(
+    ("objective", "rho"), [("soft-beam", 0.8), ("membership", 0.3), ("risk", 0.05)]
+)
+def test_hybrid_has_a_weight_for_each_objective(objective, rho):
+    decoder = Tiny(1)
+    arguments = (decoder.step, decoder.state(), decoder.embedding, GOLD)
+    options = {"objective": objective, "beam_size": 3}
+    if objective == "risk":
+        options["risk"] = lambda tokens, gold: tokens.double().mean(-1)
+    found = hybrid_loss(*arguments, **options)
+    torch.testing.assert_close(found, hybrid_loss(*arguments, rho=rho, **options))
+
+
 def test_hybrid_passes_options_and_tokens_on():
     decoder = Tiny(2)
     arguments = (decoder.step, decoder.state(), decoder.embedding)

@@ -432,6 +432,8 @@ def test_wrong_arguments():
         expected_risk(torch.zeros(3), torch.tensor([0.0, math.nan, 1.0]))
     with pytest.raises(TypeError, match="risk must be a function or a tensor, got NoneType"):
         beam_risk_loss(*arguments(decoder), GOLD, risk=None)
+    with pytest.raises(ValueError, match="two hypotheses or more, as beam_size or candidates"):
+        beam_risk_loss(*arguments(decoder), GOLD, risk=risk, k=None, beam_size=1)
     with pytest.raises(ValueError, match="k must be below the number of hypotheses, 3, got k=3"):
         beam_risk_loss(*arguments(decoder), GOLD, risk=risk, k=3, beam_size=3)
     with pytest.raises(ValueError, match="length_penalty"):

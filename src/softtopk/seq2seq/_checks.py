@@ -47,7 +47,9 @@ def check_finite(init_state: State) -> None:
             )
 
 
-def check_gold(gold: Any, batch: int, vocabulary: int, pad: int, eos: int | None = None) -> Tensor:
+def check_gold(
+    gold: Any, batch: int, vocabulary: int, *, bos: int, pad: int, eos: int | None = None
+) -> Tensor:
     """The number (B,) of gold tokens of each sentence: tokens, the end token, padding."""
     check_tokens("gold", gold, batch, vocabulary, "(B, T)")
     present = gold != pad
@@ -59,6 +61,11 @@ def check_gold(gold: Any, batch: int, vocabulary: int, pad: int, eos: int | None
         )
     if (present[:, 1:] & ~present[:, :-1]).any():
         raise ValueError(f"gold must have its padding, pad={pad}, after the tokens of a row")
+    if bos not in (pad, eos) and (gold[:, 0] == bos).all():
+        raise ValueError(
+            f"gold must begin with the first token to predict, got the begin token, bos={bos}, in "
+            "front of every row: leave it out, it is put there"
+        )
     if eos is not None:
         last = gold.gather(1, lengths.unsqueeze(1) - 1).squeeze(1)
         wrong_rows = (last != eos) | ((gold == eos).sum(1) != 1)
@@ -66,7 +73,7 @@ def check_gold(gold: Any, batch: int, vocabulary: int, pad: int, eos: int | None
             row = int(wrong_rows.nonzero()[0])
             raise ValueError(
                 f"gold must have the end token, eos={eos}, once in every row, after all others; "
-                f"row {row} is {gold[row].tolist()}"
+                f"row {row} is {gold[row].tolist()}; if yours is another, give it as eos"
             )
     return lengths
 
@@ -82,7 +89,8 @@ def check_tokens(name: str, tokens: Any, batch: int, vocabulary: int, shape: str
     if tokens.ndim != ndim or tokens.shape[0] != batch or not tokens.numel():
         raise ValueError(
             f"{name} must be of shape {shape} with B = {batch}, the first axis of init_state, and "
-            f"all sizes above 0, got {tuple(tokens.shape)}"
+            f"all sizes above 0, got {tuple(tokens.shape)}; a state of nn.GRU or nn.LSTM has its "
+            "layers first: bring the sentences to the front"
         )
     low, high = int(tokens.min()), int(tokens.max())
     if low < 0 or high >= vocabulary:

@@ -22,6 +22,10 @@ LOSSES: dict[str, Callable[..., Tensor]] = {
     "membership": beam_membership_loss,
     "risk": beam_risk_loss,
 }
+# The weight of teacher forcing. That of the soft beam is the paper's; those of the others are from
+# trials on translation, docs/notebook.md. A risk is at most 1, and its gradient small beside that
+# of a log-likelihood: it has most of the weight.
+RHO: dict[str, float] = {"soft-beam": 0.8, "membership": 0.3, "risk": 0.05}
 
 
 def teacher_forcing_loss(
@@ -35,7 +39,7 @@ def teacher_forcing_loss(
 ) -> Tensor:
     """Negative log-likelihood of ``gold`` (B, T), fed with itself, in nats per gold token."""
     batch, vocabulary = check_search(init_state, embedding, 1, bos=bos, pad=pad)
-    check_gold(gold, batch, vocabulary, pad)
+    check_gold(gold, batch, vocabulary, bos=bos, pad=pad)
     state, last = init_state, torch.full_like(gold[:, 0], bos)
     likelihoods = []
     for t, token in enumerate(gold.unbind(1)):
@@ -52,7 +56,7 @@ def hybrid_loss(
     embedding: Tensor,
     gold: Tensor,
     *,
-    rho: float = 0.8,
+    rho: float | None = None,
     objective: Objective = "soft-beam",
     teacher_forcing: Tensor | None = None,
     bos: int = 2,
@@ -70,7 +74,8 @@ def hybrid_loss(
 
     Args:
         step, init_state, embedding, gold, bos, eos, pad: As for `soft_beam_loss`.
-        rho: Teacher forcing ratio; the part whose weight is 0 is not computed.
+        rho: Teacher forcing ratio; the part whose weight is 0 is not computed. Default: 0.8 for
+            soft-beam, the paper's; 0.3 for membership; 0.05 for a risk, which is at most 1.
         objective: ``"soft-beam"`` for `soft_beam_loss`, ``"membership"`` for
             `beam_membership_loss`, ``"risk"`` for `beam_risk_loss`.
         teacher_forcing: That loss, if it is there already: a model that knows all inputs in
@@ -78,11 +83,10 @@ def hybrid_loss(
         options: Further arguments of the objective, such as ``beam_size`` and ``eps``; that of a
             risk has to be given, ``risk``.
 
-    The defaults are the paper's. With ``objective="membership"`` take rho = 0.3; with a risk, which
-    is at most 1, rho = 0.05. The manual says which to take.
+    The default objective is the paper's. The manual says which to take.
     """
-    rho = check_share("rho", rho)
     check_choice("objective", objective, tuple(LOSSES))
+    rho = RHO[objective] if rho is None else check_share("rho", rho)
     search = LOSSES[objective]
     known = [
         name

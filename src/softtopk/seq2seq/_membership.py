@@ -45,7 +45,7 @@ def beam_membership_loss(
             tail has a share, too.
     """
     batch, vocabulary = check_search(init_state, embedding, beam_size, bos=bos, eos=eos, pad=pad)
-    check_gold(gold, batch, vocabulary, pad, eos)
+    check_gold(gold, batch, vocabulary, bos=bos, pad=pad, eos=eos)
     check_positive("eps", eps)
     check_integer("candidates", candidates)
     if candidates <= beam_size:

@@ -240,7 +240,7 @@ def beam_risk_loss(
         raise ValueError("beam_size and max_len are for a search, not for given candidates")
     beam_size = 8 if beam_size is None else beam_size
     batch, vocabulary = check_search(init_state, embedding, beam_size, bos=bos, eos=eos, pad=pad)
-    lengths = check_gold(gold, batch, vocabulary, pad, eos)
+    lengths = check_gold(gold, batch, vocabulary, bos=bos, pad=pad, eos=eos)
     check_flag("include_gold", include_gold)
     _check_selection(k, width, eps)
     check_not_negative("length_penalty", length_penalty)
@@ -274,10 +274,12 @@ def beam_risk_loss(
         candidates = candidates.masked_fill(beyond, pad)
     if include_gold:
         candidates, sizes = _with_gold(candidates, sizes, gold, lengths, pad)
-    if k is not None and k >= candidates.shape[1]:
+    if (n := candidates.shape[1]) < 2:
+        raise ValueError("there must be two hypotheses or more, as beam_size or candidates, got 1")
+    if k is not None and k >= n:
         raise ValueError(
-            f"k must be below the number of hypotheses, {candidates.shape[1]}, got k={k}: if all "
-            "are selected, nothing is learned"
+            f"k must be below the number of hypotheses, {n}, got k={k}: if all are selected, "
+            "nothing is learned"
         )
     with torch.no_grad():
         measured = risk if isinstance(risk, Tensor) else risk(candidates, gold)

@@ -174,7 +174,9 @@ def soft_beam_search(
     check_finite(init_state)
     bound = None if selection_clip is None else check_not_negative("selection_clip", selection_clip)
     selection = Selection(beam_size, eps, normalize, solver, bound)
-    lengths = None if gold is None else check_gold(gold, batch, vocabulary, pad, eos)
+    lengths = (
+        None if gold is None else check_gold(gold, batch, vocabulary, bos=bos, pad=pad, eos=eos)
+    )
     if max_len is None:
         if gold is None:
             raise ValueError("max_len must be given if gold is not")
@@ -341,7 +343,7 @@ def soft_beam_loss(
     check_choice("follow", follow, ("best", "gold"))
     batch, vocabulary = check_search(init_state, embedding, beam_size, bos=bos, eos=eos, pad=pad)
     check_finite(init_state)
-    lengths = check_gold(gold, batch, vocabulary, pad, eos)
+    lengths = check_gold(gold, batch, vocabulary, bos=bos, pad=pad, eos=eos)
     counted = gold != pad
     bound = None
     if selection_clip is not None:

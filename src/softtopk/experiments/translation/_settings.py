@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from softtopk._training import SCHEDULES
+from softtopk.seq2seq._losses import RHO
 
 from ..errors import UsageError
 from ..settings import MACHINE, Declared, Effect, in_groups, relevant, setting
@@ -21,12 +22,11 @@ STAGES = (PRETRAIN, *OBJECTIVES)
 # Defaults that each search objective has for itself. Those of soft-beam are the paper's. eps is in
 # units of log-likelihood: 0.1 makes nearly hard selections of candidates whose log-likelihoods
 # differ by a few units; membership needs a gradient for gold tokens that are well off the beam, and
-# has it at 1. A risk is at most 1, and its gradient small beside that of a log-likelihood: it has
-# most of the weight.
+# has it at 1.
 OWN: dict[str, dict[str, float]] = {
-    "soft-beam": {"rho": 0.8, "eps": 0.1},
-    "membership": {"rho": 0.3, "eps": 1.0},
-    "risk": {"rho": 0.05},
+    "soft-beam": {"rho": RHO["soft-beam"], "eps": 0.1},
+    "membership": {"rho": RHO["membership"], "eps": 1.0},
+    "risk": {"rho": RHO["risk"]},
 }
 
 # The groups of settings.
