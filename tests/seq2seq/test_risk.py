@@ -206,7 +206,8 @@ def test_gold_counts_once():
         return risk(tokens, gold)
 
     candidates = torch.tensor([[[5, 3, 0], [4, 3, 0], [4, 4, 4]]] * 3)
-    options = {"candidates": candidates, "include_gold": True, "eps": 0.5, "length_penalty": 1.0}
+    options = {"candidates": candidates, "include_gold": True, "k": 2, "eps": 0.5}
+    options["length_penalty"] = 1.0
     found = beam_risk_loss(*arguments(decoder), GOLD, risk=watched, **options)
     assert lists[0][0] == [[4, 1, 5, 3], [5, 3, 0, 0], [4, 3, 0, 0], [4, 4, 4, 0]]
     assert lists[0][1] == [[0, 0, 0, 0], [5, 3, 0, 0], [4, 3, 0, 0], [4, 4, 4, 0]]
@@ -234,7 +235,7 @@ def test_fewer_sequences_than_the_beam():
         return risk(tokens, gold)
 
     found = beam_risk_loss(
-        step, *arguments(decoder)[1:], GOLD, risk=watched, eps=0.4, beam_size=6, max_len=2
+        step, *arguments(decoder)[1:], GOLD, risk=watched, k=2, eps=0.4, beam_size=6, max_len=2
     )
     assert ((seen[0] != 0).any(-1).sum(1) == 3).all()
     total = 0.0
@@ -281,7 +282,7 @@ def test_the_width_is_that_of_what_was_found():
         )
 
     risks = torch.tensor([[0.0, 0.4, 0.2, 0.9, 0.5]], dtype=torch.float64)
-    eps = eps_for(scores[:, 1:], 2, width=4)
+    eps = eps_for(scores[:, 1:], 1, width=4)
     expected = expected_risk(scores, risks, eps=eps)
     torch.testing.assert_close(loss(scores, risk=risks), expected.squeeze())
     tied = torch.tensor([[-9.0, -0.4, -0.4 + 1e-7, -0.4, -0.4]], dtype=torch.float64)

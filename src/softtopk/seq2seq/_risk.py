@@ -45,7 +45,7 @@ def expected_risk(
     scores: Tensor,
     risk: Tensor,
     *,
-    k: int | None = 2,
+    k: int | None = 1,
     width: float | None = None,
     eps: Strength | None = None,
     mask: Tensor | None = None,
@@ -59,9 +59,10 @@ def expected_risk(
     Args:
         scores: (..., n), what the search ranks by.
         risk: (..., n), the smaller the better; a constant.
-        k: How many survive. None: the softmax of scores / (eps / 2) in place of a selection.
-            Minimum risk training as Shen et al. have it, with their sharpness alpha, is
-            ``k=None, eps=2 / alpha`` for whole log-likelihoods.
+        k: How many survive. With more than one the runners-up have to be good as well, which does
+            harm where only one output is right. None: the softmax of scores / (eps / 2) in place
+            of a selection. Minimum risk training as Shen et al. have it, with their sharpness
+            alpha, is ``k=None, eps=2 / alpha`` for whole log-likelihoods.
         width: How many hypotheses of a list are undecided, see `eps_for`. It gives each list its
             own eps, for k = 1 if k is None. Default: all of them.
         eps: The temperature itself, in place of a width; one for all lists, or (...).
@@ -70,7 +71,7 @@ def expected_risk(
 
     >>> scores, risk = torch.tensor([-0.4, -0.5, -0.9]), torch.tensor([0.3, 0.1, 0.8])
     >>> [round(expected_risk(scores, risk, eps=eps).item(), 3) for eps in (1e-3, 0.5, 1e3)]
-    [0.2, 0.323, 0.4]
+    [0.3, 0.279, 0.4]
     """
     check_scores(scores, -1)
     check_mask(mask, scores)
@@ -196,7 +197,7 @@ def beam_risk_loss(
     gold: Tensor,
     *,
     risk: Risk | Tensor,
-    k: int | None = 2,
+    k: int | None = 1,
     width: float | None = None,
     eps: Strength | None = None,
     beam_size: int | None = None,

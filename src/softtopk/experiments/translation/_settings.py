@@ -278,8 +278,10 @@ class Settings(Declared):
         choices=("soft-topk", "softmax"),
         only=_RISK,
     )
+    # What the search returns. With more the runners-up have to be good as well: where one output is
+    # right that does harm (benchmarks/risk_selection.py).
     risk_k: int = setting(
-        2,
+        1,
         "How many of them SOFT top-k selects.",
         group=SEARCH,
         low=1,
