@@ -1,11 +1,11 @@
-"""How many hypotheses should a risk select, where only one output is right?
+"""What should a risk select, where only one output is right?
 
     python benchmarks/risk_selection.py
 
 A recurrent network learns to sort digits by teacher forcing, until that gains little, and goes on
 with teacher forcing or with the risk of 8 hypotheses: the share of digits that are wrong. Prints
 the share of sequences that beam search gets right, mean and standard deviation over the seeds. In
-a translation many hypotheses are nearly as good as the best, and k matters less:
+a translation many hypotheses are nearly as good as the best, and it is another matter:
 docs/translation_results.md. Ten minutes.
 """
 
@@ -28,6 +28,7 @@ Options = dict[str, Any]
 ROWS: dict[str, Options] = {
     "teacher forcing": {"rho": 1.0},
     **{f"risk, k = {k}": {"objective": "risk", "k": k} for k in (1, 2, 4)},
+    "risk, k = 1, width = 1": {"objective": "risk", "k": 1, "width": 1},
     "risk, softmax": {"objective": "risk", "k": None},
 }
 

@@ -23,7 +23,7 @@ TAIL = 6000
 #: Of all trainings. On an AMD CPU updates are faster with medium.
 EVERY = {"threads": 1, "matmul_precision": "medium", "eval_beams": 5}
 #: A model of almost nothing.
-QUICK = {"hidden": 32, "embedding": 32, "max_length": 20, "pretrain_epochs": 2}
+QUICK = {"hidden": 32, "max_length": 20, "pretrain_epochs": 2}
 #: How `softtopk translate train` ends if a part of a run has failed; it said why.
 DIVERGED = 1
 
