@@ -84,7 +84,7 @@ def figures(runs: Sequence[Path], column: str) -> dict[int, float]:
         row = row_of(run)
         if column == TOKENS:
             found |= dict(zip(row["seeds"], row["attention_tokens"]["test"], strict=True))
-        elif row["seeds"]:
+        else:
             found |= scores_of(run, column)
     return found
 

@@ -101,7 +101,8 @@ def main() -> None:
         trials = [tried[f"trials/{name}-{i}"] for i in range(len(TRIALS))]
         scores = [max(scores_of(run, "valid").values(), default=-math.inf) for run in trials]
         judging[name] = row, {**common, **TRIALS[scores.index(max(scores))]}
-        cost[name] = fmean(row_of(run)["cpu_seconds_per_update"] or math.nan for run in trials)
+        seconds = [row_of(run)["cpu_seconds_per_update"] for run in trials]
+        cost[name] = fmean(filter(None, seconds))  # not of a trial that diverged
     row, options = judging[FORCING]
     for name in TIMED:
         updates = round(common["updates"] * cost[name] / cost[FORCING])

@@ -86,11 +86,11 @@ class Study:
             self.evaluate(runs, "second", {"data": self.data})
 
     def evaluate(self, runs: Iterable[Path], name: str, options: Mapping[str, Any]) -> None:
-        """Translate once more; the outcome is RUN/name.json."""
+        """Translate once more, by what did not diverge; the outcome is RUN/name.json."""
 
         def translate(run: Path) -> None:
             out = run / name
-            if not out.with_suffix(".json").exists():
+            if row_of(run)["seeds"] and not out.with_suffix(".json").exists():
                 given = {"beam": EVERY["eval_beams"], "threads": EVERY["threads"], **options}
                 _call("evaluate", str(run), *_as_options({**given, "out": out}))
 
@@ -115,9 +115,9 @@ def row_of(run: Path) -> dict[str, Any]:
 
 def scores_of(run: Path, test_set: str) -> dict[int, float]:
     """BLEU by the seeds that were finished: in the run's table, or of what `evaluate` wrote."""
-    if test_set not in ("valid", "test"):
-        return {r["seed"]: r["bleu"] for r in json.loads((run / f"{test_set}.json").read_text())}
     row = row_of(run)
+    if row["seeds"] and test_set not in ("valid", "test"):
+        return {r["seed"]: r["bleu"] for r in json.loads((run / f"{test_set}.json").read_text())}
     found = row[test_set].get(str(EVERY["eval_beams"]), {"bleu": []})["bleu"]
     return dict(zip(row["seeds"], found, strict=True))
 

@@ -195,6 +195,14 @@ def test_a_state_that_cannot_be_averaged(function):
         call(function, init_state=state)
 
 
+@pytest.mark.parametrize("function", [*LOSSES, teacher_forcing_loss])
+def test_gold_that_may_begin_with_the_begin_token(function):
+    """A single sentence, as in a last batch; and the end alone, where both are one token."""
+    state = Tiny(0, batch=1).state()
+    assert call(function, init_state=state, gold=torch.tensor([[2, 5, 3]])).isfinite()
+    assert call(function, gold=torch.full((3, 1), 3), bos=3).isfinite()
+
+
 def test_options_of_another_objective():
     """Also where the objective has no weight."""
     message = "follow is no option of objective='membership', which has beam_size"
@@ -209,6 +217,14 @@ def test_what_a_step_returns(function):
         call(function, step=lambda x, state: x.new_full((len(x), 6), -2.0))
     with pytest.raises(ValueError, match=r"step must return a state .* got .* \(1, 4\)"):
         call(function, step=lambda x, state: (x.new_full((len(x), 6), -2.0), x.new_zeros(1, 4)))
+
+
+@pytest.mark.parametrize("function", [*SEARCHES, *LOSSES])
+def test_a_step_that_returns_something_of_each_sentence(function):
+    """The first call may have a row for each sentence: those after it have more."""
+    memory = torch.zeros(3, 4)
+    with pytest.raises(ValueError, match=r"step must return a state .* 6 rows, .* got .* \(3, 4\)"):
+        call(function, step=lambda x, state: (x.new_full((len(x), 6), -2.0), (x, memory)))
 
 
 @pytest.mark.parametrize("function", [*LOSSES, soft_beam_search])

@@ -61,7 +61,8 @@ def check_gold(
         )
     if (present[:, 1:] & ~present[:, :-1]).any():
         raise ValueError(f"gold must have its padding, pad={pad}, after the tokens of a row")
-    if bos not in (pad, eos) and (gold[:, 0] == bos).all():
+    # A sentence by itself may well begin with this token, and the end may have the same number.
+    if min(gold.shape) > 1 and ((gold[:, 0] == bos) & present[:, 1]).all():
         raise ValueError(
             f"gold must begin with the first token to predict, got the begin token, bos={bos}, in "
             "front of every row: leave it out, it is put there"
@@ -87,10 +88,15 @@ def check_tokens(name: str, tokens: Any, batch: int, vocabulary: int, shape: str
         )
     ndim = shape.count(",") + 1
     if tokens.ndim != ndim or tokens.shape[0] != batch or not tokens.numel():
+        hint = ""
+        if tokens.ndim == ndim and tokens.numel():
+            hint = (
+                "; a state of nn.GRU or nn.LSTM has its layers first: bring the sentences to the "
+                "front"
+            )
         raise ValueError(
             f"{name} must be of shape {shape} with B = {batch}, the first axis of init_state, and "
-            f"all sizes above 0, got {tuple(tokens.shape)}; a state of nn.GRU or nn.LSTM has its "
-            "layers first: bring the sentences to the front"
+            f"all sizes above 0, got {tuple(tokens.shape)}{hint}"
         )
     low, high = int(tokens.min()), int(tokens.max())
     if low < 0 or high >= vocabulary:
@@ -104,7 +110,7 @@ def check_tokens(name: str, tokens: Any, batch: int, vocabulary: int, shape: str
 def run_step(
     step: DecoderStep, inputs: Tensor, state: State, vocabulary: int, *, first: bool
 ) -> tuple[Tensor, State]:
-    """Call the step and check what it returns; its values at the first one, which takes a pass."""
+    """Call the step and check what it returns; its values at the first call, as it takes a pass."""
     rows = len(inputs)
     returned = step(inputs, state)
     if not isinstance(returned, tuple) or len(returned) != 2:
@@ -125,11 +131,10 @@ def run_step(
             if most == most
             else "step must return log-probabilities, got NaN"
         )
-    if first:
-        for tensor in leaves(state):
-            if tensor.ndim == 0 or len(tensor) != rows:
-                raise ValueError(
-                    f"step must return a state whose tensors have {rows} rows, one for each "
-                    f"hypothesis, got a tensor of shape {tuple(tensor.shape)}"
-                )
+    for tensor in leaves(state):
+        if tensor.ndim == 0 or len(tensor) != rows:
+            raise ValueError(
+                f"step must return a state whose tensors have {rows} rows, one for each "
+                f"hypothesis, got a tensor of shape {tuple(tensor.shape)}"
+            )
     return log_probs, state

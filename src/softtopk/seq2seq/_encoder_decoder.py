@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from .. import _model_files
 from .._checks import check_integer, check_share
 from ._attention import TopKAttention
-from ._states import PackedStep, State, batch_size_of, select_rows
+from ._states import PackedStep, State, select_rows
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -137,7 +137,6 @@ class EncoderDecoder(nn.Module, ABC):
         It also takes any number of hypotheses of each, by which a search saves time: a function
         around it does not. In training its dropout draws a mask for each hypothesis.
         """
-        batch_size_of(memory, "memory")  # whose rows a search selects
         return _Decoder(self, memory)
 
     def shift(self, target: Tensor) -> Tensor:

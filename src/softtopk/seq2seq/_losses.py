@@ -23,8 +23,8 @@ LOSSES: dict[str, Callable[..., Tensor]] = {
     "risk": beam_risk_loss,
 }
 # The weight of teacher forcing. That of the soft beam is the paper's; those of the others are from
-# trials on translation, docs/notebook.md. A risk is at most 1, and its gradient small beside that
-# of a log-likelihood: it has most of the weight.
+# trials on translation, docs/notebook.md, where 0.3 had no rival. A risk of at most about 1 has a
+# gradient that is small beside that of a log-likelihood: it has most of the weight.
 RHO: dict[str, float] = {"soft-beam": 0.8, "membership": 0.3, "risk": 0.05}
 
 
@@ -75,7 +75,7 @@ def hybrid_loss(
     Args:
         step, init_state, embedding, gold, bos, eos, pad: As for `soft_beam_loss`.
         rho: Teacher forcing ratio; the part whose weight is 0 is not computed. Default: 0.8 for
-            soft-beam, the paper's; 0.3 for membership; 0.05 for a risk, which is at most 1.
+            soft-beam, the paper's; 0.3 for membership; 0.05 for a risk, if it is at most about 1.
         objective: ``"soft-beam"`` for `soft_beam_loss`, ``"membership"`` for
             `beam_membership_loss`, ``"risk"`` for `beam_risk_loss`.
         teacher_forcing: That loss, if it is there already: a model that knows all inputs in

@@ -137,8 +137,7 @@ def sequence_scores(
     """What `beam_search` ranks sequences by, with gradient: (B, n, L) -> (B, n).
 
     log-likelihood / length ** ``length_penalty``. Sequences of a sentence that begin alike are
-    computed once as far as they do, and none beyond its end: the hypotheses of one search share
-    much. A decoder that writes the padding token itself should end its sequences: without an end
+    computed once as far as they do: the hypotheses of one search share much. A decoder that writes the padding token itself should end its sequences: without an end
     token, padding at the end of a sequence is not counted.
 
     Args:

@@ -24,10 +24,10 @@ class DecoderStep(Protocol):
     """One step of a decoder.
 
     The rows are hypotheses, N = B * k of them, the k of a sentence next to each other. k may be
-    another one in each call; in the first it is 1. What all hypotheses of a sentence share, such as
-    the encoder's output, need not be in the state: the step can hold it, with B rows, and finds k
-    as N / B. The soft search averages the floating tensors of the state, so they have to be finite:
-    keep a mask as booleans.
+    another one in each call. What all hypotheses of a sentence share, such as the encoder's output,
+    need not be in the state: the step can hold it, with B rows, and finds k as N / B. The soft
+    search averages the floating tensors of the state, so they have to be finite: keep a mask as
+    booleans.
     """
 
     def __call__(self, inputs: Tensor, state: Any, /) -> tuple[Tensor, Any]:
@@ -84,16 +84,16 @@ def map_state(function: Callable[[Tensor], Tensor], state: S) -> S:
     return state
 
 
-def batch_size_of(state: State, name: str = "init_state") -> int:
-    """The size of the first axis, which all its tensors share."""
+def batch_size_of(state: State) -> int:
+    """The size of the first axis, which all tensors of a first state share."""
     tensors = list(leaves(state))
     if not tensors:
-        raise ValueError(f"{name} must hold at least one tensor: its first axis is the batch")
+        raise ValueError("init_state must hold at least one tensor: its first axis is the batch")
     sizes = {tensor.shape[0] if tensor.ndim else None for tensor in tensors}
     if len(sizes) > 1 or None in sizes:
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
         raise ValueError(
-            f"the tensors of {name} must share their first axis, the batch, got shapes {shapes}"
+            f"the tensors of init_state must share their first axis, the batch, got shapes {shapes}"
         )
     return tensors[0].shape[0]
 

@@ -23,5 +23,5 @@ def read_record(folder: Path) -> dict[str, Any]:
         raise UsageError(f"{folder}: there is no {RECORD}; prepare the data again")
     record = read_sealed(path)
     if record.get("format") != FORMAT:
-        raise UsageError(f"{path} is not of this version: prepare the data in a new folder")
+        raise UsageError(f"{path} is not of this version: prepare, or train, in a new folder")
     return record
