@@ -1,8 +1,9 @@
 """What translation_objectives.py and translation_attention.py share: runs of `softtopk translate`.
 
 DIR has train.*, valid.* and test.*. The last TAIL training pairs are held back as the test set
-before anything is trained; test.* is a second one, for the end. A call that was killed or stopped
-is taken up again by the same call.
+before anything is trained; test.* is a second one, for the end. Both may have the same folder RUNS:
+the objectives then go on from models of the other comparison. A call that was killed or stopped is
+taken up again by the same call. Each run has one thread, and --jobs of them run at a time.
 """
 
 from __future__ import annotations
@@ -16,12 +17,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import fmean, stdev
+from types import MappingProxyType
 from typing import Any
 
 #: Lines at the end of train.*, of which about half have at most --max-words words.
 TAIL = 6000
 #: Of all trainings. On an AMD CPU updates are faster with medium.
 EVERY = {"threads": 1, "matmul_precision": "medium", "eval_beams": 5}
+#: From random weights, by teacher forcing. The learning rate ends near nothing: in the last epochs
+#: validation hardly rises.
+TRAINING: Mapping[str, Any] = MappingProxyType(
+    {
+        "updates": 0,
+        "pretrain_epochs": 8,
+        "batch_size": 32,
+        "pretrain_lr": 1.5e-3,
+        "pretrain_final_lr": 5e-5,
+    }
+)
 #: A model of almost nothing.
 QUICK = {"hidden": 32, "max_length": 20, "pretrain_epochs": 2}
 #: How `softtopk translate train` ends if a part of a run has failed; it said why.
@@ -32,10 +45,13 @@ class Study:
     """Runs in one folder, on one text.
 
     Args:
+        name: Of the files with the outcome: RUNS/name_runs.md, RUNS/name.md.
         description: Of the script, for its help.
+        rows: What --rows can choose from.
     """
 
-    def __init__(self, description: str) -> None:
+    def __init__(self, name: str, description: str, rows: Iterable[str] = ()) -> None:
+        self.name, self.rows = name, list(rows)
         parser = argparse.ArgumentParser(description=description)
         parser.add_argument("--data", type=Path, help="folder with train.*, valid.* and test.*")
         parser.add_argument("--source", default="en")
@@ -44,7 +60,11 @@ class Study:
         parser.add_argument("--out", type=Path, required=True)
         parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
         parser.add_argument("--quick", action="store_true", help="see that it runs, on own text")
+        if self.rows:
+            known = ", ".join(self.rows)
+            parser.add_argument("--rows", nargs="+", choices=self.rows, metavar="ROW", help=known)
         args = parser.parse_args()
+        self.rows = getattr(args, "rows", None) or self.rows
         if args.quick == (args.data is not None):
             parser.error("give --data or --quick, and not both")
         self.data, self.out, self.jobs, self.quick = args.data, args.out, args.jobs, args.quick
@@ -57,9 +77,12 @@ class Study:
             corpus |= {"max_words": args.max_words}
         pieces = self.out / "pieces"
         _call("prepare", *_as_options({**corpus, "out": pieces}))
-        self.fresh = {**corpus, "pieces": pieces, **(QUICK if self.quick else {})}
-        """Options of a run from random weights."""
+        self._fresh = {**TRAINING, **corpus, "pieces": pieces, **(QUICK if self.quick else {})}
         self.test_sets = ("valid", "test", *(() if self.quick else ("second",)))
+
+    def begin(self, models: Mapping[str, Mapping[str, Any]]) -> dict[str, Path]:
+        """Runs from random weights, in folders of these names."""
+        return self.train({name: {**self._fresh, **given} for name, given in models.items()})
 
     def train(self, runs: Mapping[str, Mapping[str, Any]]) -> dict[str, Path]:
         """Runs with their options, in folders of these names: begun, resumed, or finished."""
@@ -77,8 +100,8 @@ class Study:
         return folder
 
     def compare(self, runs: Iterable[Path]) -> None:
-        """The table of all runs, RUNS/table.md."""
-        _call("compare", *map(str, runs), "--out", str(self.out / "table"))
+        """The table of all runs."""
+        _call("compare", *map(str, runs), "--out", str(self.out / f"{self.name}_runs"))
 
     def second(self, runs: Iterable[Path]) -> None:
         """Translate the second test set, if there is one."""
@@ -103,7 +126,7 @@ class Study:
     def summarise(self, *tables: Sequence[Sequence[str]]) -> None:
         """Write and print the tables."""
         text = "\n".join(map(_table, tables))
-        (self.out / "summary.md").write_text(text)
+        (self.out / f"{self.name}.md").write_text(text)
         print(text)
 
 
