@@ -6,7 +6,7 @@ A recurrent network learns to sort digits by teacher forcing, until that gains l
 with teacher forcing or with the risk of 8 hypotheses: the share of digits that are wrong. Prints
 the share of sequences that beam search gets right, mean and standard deviation over the seeds. In
 a translation many hypotheses are nearly as good as the best, and it is another matter:
-docs/translation_results.md. Ten minutes.
+docs/translation_results.md. Seven minutes.
 """
 
 from __future__ import annotations

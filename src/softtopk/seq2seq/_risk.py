@@ -59,8 +59,7 @@ def expected_risk(
     Args:
         scores: (..., n), what the search ranks by.
         risk: (..., n), the smaller the better; a constant.
-        k: How many survive. With more than one the runners-up have to be good as well, which does
-            harm where only one output is right. None: the softmax of scores / (eps / 2) in place
+        k: How many survive. With more than one the runners-up have to be good as well. None: the softmax of scores / (eps / 2) in place
             of a selection. Minimum risk training as Shen et al. have it, with their sharpness
             alpha, is ``k=None, eps=2 / alpha`` for whole log-likelihoods.
         width: How many hypotheses of a list are undecided, see `eps_for`. It gives each list its

@@ -278,8 +278,8 @@ class Settings(Declared):
         choices=("soft-topk", "softmax"),
         only=_RISK,
     )
-    # What the search returns. With more the runners-up have to be good as well: where one output is
-    # right that does harm (benchmarks/risk_selection.py).
+    # What the search returns. With more the runners-up have to be good as well, which gained nothing
+    # in one trial, docs/notebook.md, and did harm in benchmarks/risk_selection.py.
     risk_k: int = setting(
         1,
         "How many of them SOFT top-k selects.",
