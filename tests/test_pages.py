@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from pages import blocks_of, page, run_page
 from torch import nn
 
 import softtopk.distributed
@@ -16,7 +17,6 @@ import softtopk.knn
 import softtopk.losses
 import softtopk.nn
 import softtopk.seq2seq
-from pages import blocks_of, page, run_page
 from softtopk import compat, relaxations
 
 #: What it is for, and the call.

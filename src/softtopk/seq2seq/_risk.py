@@ -59,9 +59,10 @@ def expected_risk(
     Args:
         scores: (..., n), what the search ranks by.
         risk: (..., n), the smaller the better; a constant.
-        k: How many survive. With more than one the runners-up have to be good as well. None: the softmax of scores / (eps / 2) in place
-            of a selection. Minimum risk training as Shen et al. have it, with their sharpness
-            alpha, is ``k=None, eps=2 / alpha`` for whole log-likelihoods.
+        k: How many survive. With more than one the runners-up have to be good as well. None: the
+            softmax of scores / (eps / 2) in place of a selection. Minimum risk training as Shen et
+            al. have it, with their sharpness alpha, is ``k=None, eps=2 / alpha`` for whole
+            log-likelihoods.
         width: How many hypotheses of a list are undecided, see `eps_for`. It gives each list its
             own eps, for k = 1 if k is None. Default: all of them.
         eps: The temperature itself, in place of a width; one for all lists, or (...).
@@ -136,8 +137,9 @@ def sequence_scores(
     """What `beam_search` ranks sequences by, with gradient: (B, n, L) -> (B, n).
 
     log-likelihood / length ** ``length_penalty``. Sequences of a sentence that begin alike are
-    computed once as far as they do: the hypotheses of one search share much. A decoder that writes the padding token itself should end its sequences: without an end
-    token, padding at the end of a sequence is not counted.
+    computed once as far as they do: the hypotheses of one search share much. A decoder that writes
+    the padding token itself should end its sequences: without an end token, padding at the end of a
+    sequence is not counted.
 
     Args:
         step, init_state, embedding, bos, eos, pad, length_penalty: As for `beam_search`.

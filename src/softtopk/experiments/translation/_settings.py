@@ -278,7 +278,7 @@ class Settings(Declared):
         choices=("soft-topk", "softmax"),
         only=_RISK,
     )
-    # What the search returns. With more the runners-up have to be good as well, which gained nothing
+    # What the search returns. With more the runners-up have to be good as well. That gained nothing
     # in one trial, docs/notebook.md, and did harm in benchmarks/risk_selection.py.
     risk_k: int = setting(
         1,
