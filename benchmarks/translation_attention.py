@@ -10,7 +10,7 @@ translation_runs.py.
 
 RUNS/attention_runs.md has all runs. RUNS/attention.md has BLEU and the number of source tokens that
 hold 95 % of the attention, mean and standard deviation over the seeds, and the differences seed by
-seed. It takes two and a half hours on two cores; --rows names one of the models.
+seed. It takes about three hours on two cores; --rows names one of the models.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ is held back of it, is in translation_runs.py.
 
 RUNS/objectives_runs.md has all runs. RUNS/objectives.md has BLEU and the differences, seed by seed,
 on both test sets, mean and standard deviation. A run that diverges is left out of both. It takes
-two hours on two cores; --rows leaves objectives out.
+about two and a half hours on two cores; --rows leaves objectives out.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ from typing import Any
 TAIL = 6000
 #: Of all trainings. On an AMD CPU updates are faster with medium.
 EVERY = {"threads": 1, "matmul_precision": "medium", "eval_beams": 5}
-#: From random weights, by teacher forcing. The learning rate ends near nothing: in the last epochs
-#: validation hardly rises.
+#: From random weights, by teacher forcing. The learning rate ends near nothing; the last epoch
+#: raised validation by 0.3 to 0.7 BLEU.
 TRAINING: Mapping[str, Any] = MappingProxyType(
     {
         "updates": 0,
