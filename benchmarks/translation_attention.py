@@ -22,7 +22,6 @@ from typing import Any
 
 from translation_runs import Study, mean_and_deviation, row_of, scores_of
 
-SEEDS = (0, 1, 2)
 MODELS: Mapping[str, Mapping[str, Any]] = {
     "recurrent": {"model": "recurrent"},
     "transformer": {"model": "transformer", "pretrain_warmup": 400},
@@ -39,7 +38,7 @@ TOKENS = "source tokens with 95 %"
 
 def main() -> None:
     study = Study("attention", __doc__.splitlines()[0], MODELS)
-    cells = list(itertools.product(SEEDS, study.rows, ATTENTIONS))
+    cells = list(itertools.product(study.seeds, study.rows, ATTENTIONS))
     trained = study.begin(
         {
             f"{model}-{attention}-{seed}": {
