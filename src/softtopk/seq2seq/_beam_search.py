@@ -75,9 +75,9 @@ def beam_search(
     state, origins = init_state, torch.arange(batch, device=device).repeat_interleave(beam_size)
     for t in range(max_len):
         live = ~finished & (likelihoods != -math.inf) & ~over.unsqueeze(1)
-        if not live.any():
+        if (needed := rows_to_run(step, live)) is None:
             break
-        run, rows, places = rows_to_run(step, live)
+        run, rows, places = needed
         state = select_rows(state, origins[rows])
         inputs = embedding[last.flatten()[rows]]
         log_probs, state = run_step(run, inputs, state, vocabulary, first=t == 0)

@@ -173,11 +173,11 @@ def _scores_of(
     state, total = init_state, at_least_single(embedding[:0].sum()).expand(batch, n)
     for t in range(longest):
         live = lengths > t
-        if not live.any():
-            break
         # Of the live sequences with one prefix, the first stands for all of them.
         first = (same & live.unsqueeze(1)).long().argmax(-1)
-        run, rows, places = rows_to_run(step, live & (first == columns))
+        if (needed := rows_to_run(step, live & (first == columns))) is None:
+            break
+        run, rows, places = needed
         state = select_rows(state, place.flatten()[rows])
         inputs = embedding[last.flatten()[rows]]
         log_probs, state = run_step(run, inputs, state, vocabulary, first=t == 0)

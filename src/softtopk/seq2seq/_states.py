@@ -118,8 +118,8 @@ def take_rows(state: S, parents: Tensor) -> S:
     return map_state(take, state)
 
 
-def rows_to_run(step: DecoderStep, live: Tensor) -> tuple[DecoderStep, Tensor, Tensor]:
-    """What has to be computed for the hypotheses that are ``live`` (B, k), at least one.
+def rows_to_run(step: DecoderStep, live: Tensor) -> tuple[DecoderStep, Tensor, Tensor] | None:
+    """What has to be computed for the hypotheses that are ``live`` (B, k): None if none is.
 
     Returns:
         The step for it; its rows (N,), numbers of hypotheses from 0 to B * k - 1; and the place
@@ -128,7 +128,9 @@ def rows_to_run(step: DecoderStep, live: Tensor) -> tuple[DecoderStep, Tensor, T
     """
     batch, k = live.shape
     counts = live.sum(1)
-    needed, most = torch.stack([counts.sum(), counts.max()]).tolist()
+    needed, most = torch.stack([counts.sum(), counts.max()]).tolist()  # one wait for a GPU
+    if not needed:
+        return None
     filled = needed + -needed % STRIDE
     if filled <= WORTH_PACKING * batch * most and isinstance(step, PackedStep):
         rows = live.flatten().nonzero().squeeze(1)
