@@ -36,6 +36,7 @@ from softtopk.seq2seq import (
     Seq2SeqConfig,
     _candidates,
     _membership,
+    _risk,
     _soft_beam,
     hybrid_loss,
 )
@@ -211,6 +212,8 @@ PARTS: list[tuple[Any, str, str]] = [
     (_membership, "log_soft_topk", "operator"),
     (_soft_beam, "mix_rows", "mixing of the states"),
     (_membership, "take_rows", "choice of the states"),
+    (_risk, "beam_search", "search, without gradient"),
+    (_risk, "_scores_of", "scores of what was found, with gradient"),
 ]
 
 
@@ -261,7 +264,7 @@ def main() -> None:
 
     print(f"threads: {args.threads}\n")
     if args.profile:
-        for name in ("hybrid, soft beam", "hybrid, membership"):
+        for name in ("hybrid, soft beam", "hybrid, membership", "hybrid, risk"):
             show_profile(name, args.repeats)
     else:
         table(args.repeats)

@@ -74,6 +74,9 @@ def test_what_has_no_effect_is_refused_and_not_relevant() -> None:
     refuse_idle(Some, {"tall": True}, {"kind": "a"})
     with pytest.raises(UsageError, match=r"^--tall True: it is for --kind a; leave it out$"):
         refuse_idle(Some, {"tall": True}, {"kind": "b"})
+    refuse_idle(Some, {"tall": True}, {"kind": "b"}, {"kind": "a"}, {"kind": "b"})
+    with pytest.raises(UsageError, match="it is for --kind a"):
+        refuse_idle(Some, {"tall": True}, {"kind": "b"}, {"kind": None})
     assert "tall" not in relevant(Some, {"kind": None})
     assert "tall" in relevant(Some, {"kind": "a"})
     assert relevant(Some, {}, "Rest") == ("share",)

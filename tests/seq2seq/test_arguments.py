@@ -36,6 +36,8 @@ def call(function, **changes):
         arguments["gold"] = GOLD
     if function is teacher_forcing_loss:
         del arguments["beam_size"]
+    if function is hybrid_loss:
+        arguments["objective"] = "soft-beam"
     arguments.update(changes)
     positional = [arguments.pop(name) for name in ("step", "init_state", "embedding")]
     return function(*positional, **arguments)
@@ -163,6 +165,7 @@ def test_gold(function, gold, kind, message):
         (beam_search, {"n_best": 3}, ValueError, r"n_best must be at most beam_size=2, got .*3"),
         (beam_search, {"n_best": 0}, ValueError, r"n_best must be at least 1, got n_best=0"),
         (beam_search, {"length_penalty": -1.0}, ValueError, "length_penalty must be .*=-1.0"),
+        (beam_search, {"length_penalty": 50}, ValueError, "length_penalty must be at most 5, got"),
         (beam_search, {"length_penalty": "0"}, TypeError, "length_penalty must be a number"),
         (soft_beam_search, {"max_len": None}, ValueError, r"max_len must be given if gold is not"),
         (

@@ -74,7 +74,7 @@ def test_the_model(model, sampling, other_defaults):
         (soft_beam_loss, {}),
         (soft_beam_loss, {"follow": "gold", "normalize": "batch", "selection_clip": 1.0}),
         (soft_beam_loss, {"follow": "best", "solver": "sinkhorn", "eps": 20.0}),
-        (hybrid_loss, {}),
+        (hybrid_loss, {"objective": "soft-beam"}),
         (hybrid_loss, {"objective": "membership"}),
     ],
 )

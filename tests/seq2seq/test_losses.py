@@ -82,12 +82,14 @@ def test_hybrid_passes_options_and_tokens_on():
     gold = torch.tensor([[4, 1, 2, 5], [3, 5, 0, 0], [1, 5, 0, 0]])  # 5 is the end, 2 a token
     tokens = {"bos": 4, "eos": 5}
     options = {"beam_size": 2, "eps": 0.2, "follow": "gold", "normalize": "row"}
-    found = hybrid_loss(*arguments, gold, rho=0.5, **tokens, **options)
+    found = hybrid_loss(*arguments, gold, objective="soft-beam", rho=0.5, **tokens, **options)
     forced = teacher_forcing_loss(*arguments, gold, bos=4)
     searched = soft_beam_loss(*arguments, gold, **tokens, **options)
     torch.testing.assert_close(found, 0.5 * (forced + searched))
+    with pytest.raises(ValueError, match=r"teacher_forcing must be a loss, .* got .*\[3\]"):
+        hybrid_loss(*arguments, gold, objective="membership", teacher_forcing=torch.ones(3))
     with pytest.raises(TypeError, match="candidates"):
-        hybrid_loss(*arguments, gold, candidates=9)
+        hybrid_loss(*arguments, gold, objective="soft-beam", candidates=9)
 
 
 # ----------------------------------------------------------------------------------------- training

@@ -251,6 +251,42 @@ def test_fewer_sequences_than_the_beam():
         assert grad.isfinite().all()
 
 
+def test_a_risk_may_change_what_it_is_given():
+    decoder = Tiny(8)
+    expected = beam_risk_loss(*arguments(decoder), GOLD, risk=risk, beam_size=4)
+    gold = GOLD.clone()
+
+    def without_ends(tokens, gold):
+        found = risk(tokens, gold)
+        tokens[tokens == 3] = 0
+        gold[gold == 3] = 0
+        return found
+
+    found = beam_risk_loss(*arguments(decoder), gold, risk=without_ends, beam_size=4)
+    assert_same(found, expected, decoder.inputs)
+    assert gold.equal(GOLD)
+
+
+def test_a_sentence_without_a_hypothesis_is_named():
+    decoder = Tiny(8)
+
+    def step(inputs, state):
+        log_probs, state = decoder.step(inputs, state)
+        blocked = torch.arange(3).repeat_interleave(len(inputs) // 3) == 1
+        return log_probs.masked_fill(blocked.unsqueeze(1), -math.inf), state
+
+    with pytest.raises(ValueError, match="step leaves no hypothesis of sentence 1"):
+        beam_risk_loss(step, *arguments(decoder)[1:], GOLD, risk=risk, beam_size=4)
+
+
+def test_a_step_without_a_gradient_is_noticed_by_backward():
+    decoder = Tiny(8)
+    step = torch.no_grad()(decoder.step)
+    loss = beam_risk_loss(step, *arguments(decoder)[1:], GOLD, risk=risk, beam_size=4)
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        loss.backward()
+
+
 def test_a_risk_is_a_constant():
     decoder = Tiny(9)
     numbers = torch.rand(3, 4, requires_grad=True)
@@ -429,8 +465,10 @@ def test_wrong_arguments():
     with pytest.raises(ValueError, match="eps must be positive"):
         expected_risk(torch.zeros(3), torch.zeros(3), k=None, eps=0.0)
     assert expected_risk(torch.tensor([0.0, math.nan, 1.0]), torch.zeros(3)).isnan()
-    with pytest.raises(ValueError, match="risk must be finite"):
+    with pytest.raises(ValueError, match=r"risk must be finite, got nan .* at \(1,\)"):
         expected_risk(torch.zeros(3), torch.tensor([0.0, math.nan, 1.0]))
+    with pytest.raises(ValueError, match="risk must be finite, got inf"):  # as a float32
+        expected_risk(torch.zeros(3), torch.tensor([0.0, 1e39, 1.0], dtype=torch.float64))
     with pytest.raises(TypeError, match="risk must be a function or a tensor, got NoneType"):
         beam_risk_loss(*arguments(decoder), GOLD, risk=None)
     with pytest.raises(ValueError, match="two hypotheses or more, as beam_size or candidates"):

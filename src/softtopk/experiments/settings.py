@@ -251,14 +251,17 @@ def relevant(settings: type, values: Mapping[str, Any], *groups: str) -> tuple[s
     )
 
 
-def refuse_idle(settings: type, given: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-    """Refuse what was given and has no effect with the settings ``values``."""
+def refuse_idle(settings: type, given: Mapping[str, Any], *parts: Mapping[str, Any]) -> None:
+    """Refuse what was given and has no effect with the settings of any part of the work."""
     for name, value in given.items():
         one = declared(settings)[name]
-        if other := one.missing(values):
+        missing = [one.missing(part) for part in parts]
+        other = missing[-1]
+        if all(missing) and other and one.only[other]:  # else it is for what comes after all parts
             wanted = " or ".join(map(str, one.only[other]))
             raise UsageError(
-                f"{one.flag} {as_text(value)}: it is for --{other} {wanted}; leave it out"
+                f"{one.flag} {as_text(value)}: it is for --{other.replace('_', '-')} {wanted}; "
+                "leave it out"
             )
 
 

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .._checks import check_integer, check_not_negative
+from .._checks import check_integer
 from ._candidates import best_candidates, extend
-from ._checks import check_search, run_step
+from ._checks import check_length_penalty, check_search, run_step
 from ._states import DecoderStep, State, rows_to_run, select_rows
 
 
@@ -53,7 +53,7 @@ def beam_search(
         max_len: Of the result; sequences that have not ended by then compete as they are.
         beam_size: Hypotheses of a sentence.
         bos, eos, pad: The tokens before the first, after the last, and after that.
-        length_penalty: 0 ranks by likelihood, 1 by likelihood per token.
+        length_penalty: 0 ranks by likelihood, 1 by likelihood per token; at most 5.
         n_best: How many to return, at most ``beam_size``.
     """
     batch, vocabulary = check_search(init_state, embedding, beam_size, bos=bos, eos=eos, pad=pad)
@@ -61,7 +61,7 @@ def beam_search(
     check_integer("n_best", n_best)
     if n_best > beam_size:
         raise ValueError(f"n_best must be at most beam_size={beam_size}, got n_best={n_best}")
-    check_not_negative("length_penalty", length_penalty)
+    length_penalty = check_length_penalty(length_penalty)
 
     device = embedding.device
     tokens = torch.full((batch, beam_size, 0), pad, device=device)

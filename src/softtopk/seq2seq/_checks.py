@@ -7,10 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._checks import check_integer
+from .._checks import check_integer, check_not_negative
 from ._states import DecoderStep, State, batch_size_of, leaves
 
 TOLERANCE = 1e-3  # of a log-probability above 0, from rounding
+#: Usual ones are between 0 and 2. The length of a sequence to this power has to fit into a float32.
+MOST_LENGTH_PENALTY = 5.0
 
 
 def check_search(
@@ -35,6 +37,15 @@ def check_search(
     if batch == 0:
         raise ValueError("init_state must have at least one sentence, got a batch of none")
     return batch, vocabulary
+
+
+def check_length_penalty(length_penalty: Any) -> float:
+    if check_not_negative("length_penalty", length_penalty) > MOST_LENGTH_PENALTY:
+        raise ValueError(
+            f"length_penalty must be at most {MOST_LENGTH_PENALTY:g}, got "
+            f"length_penalty={length_penalty}: scores are divided by the length to this power"
+        )
+    return float(length_penalty)
 
 
 def check_finite(init_state: State) -> None:

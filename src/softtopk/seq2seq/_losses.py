@@ -56,8 +56,8 @@ def hybrid_loss(
     embedding: Tensor,
     gold: Tensor,
     *,
+    objective: Objective,
     rho: float | None = None,
-    objective: Objective = "soft-beam",
     teacher_forcing: Tensor | None = None,
     bos: int = 2,
     eos: int = 3,
@@ -74,16 +74,14 @@ def hybrid_loss(
 
     Args:
         step, init_state, embedding, gold, bos, eos, pad: As for `soft_beam_loss`.
+        objective: ``"risk"`` for `beam_risk_loss`, ``"membership"`` for `beam_membership_loss`,
+            ``"soft-beam"`` for `soft_beam_loss`, the paper's. The manual says which to take.
         rho: Teacher forcing ratio; the part whose weight is 0 is not computed. Default: 0.8 for
             soft-beam, the paper's; 0.3 for membership; 0.05 for a risk, if it is at most about 1.
-        objective: ``"soft-beam"`` for `soft_beam_loss`, ``"membership"`` for
-            `beam_membership_loss`, ``"risk"`` for `beam_risk_loss`.
-        teacher_forcing: That loss, if it is there already: a model that knows all inputs in
-            advance computes it faster than step by step.
+        teacher_forcing: That loss, a tensor (), if it is there already: a model that knows all
+            inputs in advance computes it faster than step by step.
         options: Further arguments of the objective, such as ``beam_size`` and ``eps``; that of a
             risk has to be given, ``risk``.
-
-    The default objective is the paper's. The manual says which to take.
     """
     check_choice("objective", objective, tuple(LOSSES))
     rho = RHO[objective] if rho is None else check_share("rho", rho)
@@ -99,6 +97,11 @@ def hybrid_loss(
             f"{', '.join(sorted(unknown))} is no option of objective={objective!r}, which has "
             f"{', '.join(known)}"
         )
+    if teacher_forcing is not None and not (
+        isinstance(teacher_forcing, Tensor) and teacher_forcing.ndim == 0
+    ):
+        got = getattr(teacher_forcing, "shape", type(teacher_forcing).__name__)
+        raise ValueError(f"teacher_forcing must be a loss, a tensor of shape (), got {got}")
     parts = []
     if rho > 0:
         if teacher_forcing is None:

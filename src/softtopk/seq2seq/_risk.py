@@ -26,13 +26,12 @@ from .._checks import (
     check_flag,
     check_integer,
     check_mask,
-    check_not_negative,
     check_scores,
 )
 from .._dispatch import is_readable
 from ..functional import eps_for, soft_topk
 from ._beam_search import beam_search
-from ._checks import check_gold, check_search, check_tokens, run_step
+from ._checks import check_gold, check_length_penalty, check_search, check_tokens, run_step
 from ._states import DecoderStep, State, at_least_single, rows_to_run, select_rows
 
 Risk = Callable[[Tensor, Tensor], Tensor]
@@ -83,10 +82,14 @@ def expected_risk(
     _check_selection(k, width, eps)
     valid = scores.detach() != -math.inf  # not a sequence that cannot occur, either
     valid = valid if mask is None else valid & mask
-    risk = risk.detach().masked_fill(~valid, 0.0)
-    if is_readable(risk) and not risk.isfinite().all():
-        raise ValueError("risk must be finite where mask is True, got inf or NaN")
     dtype, scores = scores.dtype, at_least_single(scores)
+    risk = risk.detach().to(scores.dtype).masked_fill(~valid, 0.0)
+    if is_readable(risk) and not risk.isfinite().all():
+        place = tuple((~risk.isfinite()).nonzero()[0].tolist())
+        raise ValueError(
+            f"risk must be finite, got {risk[place].item()} for the hypothesis at {place}; does it "
+            "divide by a length of 0?"
+        )
     eps = check_eps(_eps_of(scores, k, width, valid) if eps is None else eps, scores.shape[:-1])
     if k is None:
         kept = _softmax(scores, eps, valid)
@@ -94,7 +97,7 @@ def expected_risk(
         eps = eps.squeeze(-1) if isinstance(eps, Tensor) else eps
         places = valid.sum(-1).clamp(max=k)
         kept = soft_topk(scores, places, eps=eps, mask=valid) / places.clamp(min=1).unsqueeze(-1)
-    return (kept * risk.to(kept.dtype)).sum(-1).to(dtype)
+    return (kept * risk).sum(-1).to(dtype)
 
 
 def _check_selection(k: int | None, width: float | None, eps: Strength | None) -> None:
@@ -147,7 +150,7 @@ def sequence_scores(
             padding. One of padding alone has the score 0.
     """
     batch, vocabulary = check_search(init_state, embedding, 1, bos=bos, eos=eos, pad=pad)
-    check_not_negative("length_penalty", length_penalty)
+    length_penalty = check_length_penalty(length_penalty)
     check_tokens("tokens", tokens, batch, vocabulary, "(B, n, L)")
     lengths = _lengths(tokens, eos, pad)
     return _scores_of(step, init_state, embedding, tokens, lengths, length_penalty, bos)
@@ -169,8 +172,7 @@ def _scores_of(
     same = torch.ones(batch, n, n, dtype=torch.bool, device=tokens.device)  # the prefixes i and j
     place = sentences.expand(batch, n)  # in the state
     last = torch.full((batch, n), bos, device=tokens.device)
-    # Of no row of the embedding: zeros that have a gradient, also where there is no step.
-    state, total = init_state, at_least_single(embedding[:0].sum()).expand(batch, n)
+    state, total = init_state, None
     for t in range(longest):
         live = lengths > t
         # Of the live sequences with one prefix, the first stands for all of them.
@@ -185,8 +187,11 @@ def _scores_of(
         place = places[first + n * sentences]
         last = tokens[..., t]
         picked = log_probs.flatten().gather(0, (place * vocabulary + last).flatten())
-        total = total + at_least_single(picked.view(batch, n)).masked_fill(~live, 0.0)
+        picked = at_least_single(picked.view(batch, n)).masked_fill(~live, 0.0)
+        total = picked if total is None else total + picked
         same = same & (last.unsqueeze(1) == last.unsqueeze(2))
+    if total is None:  # of no row of the embedding: zeros that have a gradient
+        total = at_least_single(embedding[:0].sum()).expand(batch, n)
     return total / lengths.clamp(min=1).to(total.dtype) ** length_penalty
 
 
@@ -244,7 +249,7 @@ def beam_risk_loss(
     lengths = check_gold(gold, batch, vocabulary, bos=bos, pad=pad, eos=eos)
     check_flag("include_gold", include_gold)
     _check_selection(k, width, eps)
-    check_not_negative("length_penalty", length_penalty)
+    length_penalty = check_length_penalty(length_penalty)
     if not isinstance(risk, Tensor) and not callable(risk):
         raise TypeError(f"risk must be a function or a tensor, got {type(risk).__name__}")
     if candidates is None:
@@ -266,6 +271,11 @@ def beam_risk_loss(
             n_best=beam_size,
         )
         missing = hypotheses.scores.isinf()
+        if is_readable(missing) and (none := missing.all(1)).any():
+            raise ValueError(
+                f"step leaves no hypothesis of sentence {int(none.nonzero()[0])}: it gives -inf "
+                "for every token that could be next"
+            )
         candidates = hypotheses.tokens.masked_fill(missing.unsqueeze(-1), pad)
         sizes = _lengths(candidates, eos).masked_fill(missing, 0)
     else:
@@ -283,7 +293,8 @@ def beam_risk_loss(
             "nothing is learned"
         )
     with torch.no_grad():
-        measured = risk if isinstance(risk, Tensor) else risk(candidates, gold)
+        # Copies: a metric may well take the end tokens out of what it is given.
+        measured = risk if isinstance(risk, Tensor) else risk(candidates.clone(), gold.clone())
     if not isinstance(measured, Tensor) or measured.shape != candidates.shape[:2]:
         shape = tuple(measured.shape) if isinstance(measured, Tensor) else type(measured).__name__
         raise ValueError(

@@ -27,7 +27,7 @@ ENGLISH = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
 FRENCH = ["un", "deux", "trois", "quatre", "cinq", "six", "sept", "huit"]
 SMALL = (
     "--vocab", "60", "--hidden", "24", "--embedding", "24", "--batch-size", "16",
-    "--threads", "1", "--eval-sentences", "10", "--beam", "3", "--eval-beams", "1,3",
+    "--threads", "1", "--eval-sentences", "10", "--eval-beams", "1,3",
 )  # fmt: skip
 TINY = (*SMALL, "--pretrain-lr", "0.02")
 LEARNING = ("--pretrain-epochs", "8", "--updates", "12", "--eval-every", "5")
@@ -84,8 +84,8 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def everything(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of all objectives."""
     out = tmp_path_factory.mktemp("all") / "run"
-    args = ["--data", str(corpus), "--objective", "all", *TINY, *LEARNING, "--out", str(out)]
-    assert exit_code("train", *args) == 0
+    args = ["--data", str(corpus), "--objective", "all", "--beam", "3", *TINY, *LEARNING]
+    assert exit_code("train", *args, "--out", str(out)) == 0
     return out
 
 
@@ -430,6 +430,12 @@ def test_the_builtin_corpus_needs_no_files(tmp_path: Path) -> None:
         (["--pretrain-epochs", "0"], "--pretrain-epochs 0"),
         (["--updates", "-1"], "--updates -1"),
         (["--candidates", "5"], "--candidates 5"),
+        (
+            ["--objective", "teacher-forcing,risk", "--eps", "1"],
+            "--eps 1.0: it is for --objective soft-beam or membership; leave it out",
+        ),
+        (["--risk-selection", "softmax", "--risk-k", "3"], "it is for --risk-selection soft-topk"),
+        (["--length-penalty", "50"], "--length-penalty 50"),
         (["--max-words", "0"], "--max-words 0"),
         (["--device", "abacus"], "--device abacus"),
         (["--init", "no-such-run"], "no-such-run"),
@@ -448,7 +454,7 @@ def test_other_mistakes_are_explained(
     everything: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, one = str(everything), str(everything / "membership" / "seed-0")
-    again = ["train", "--data", str(corpus), *TINY, *LEARNING, "--objective", "all"]
+    again = ["train", "--data", str(corpus), *TINY, *LEARNING, "--objective", "all", "--beam", "3"]
     assert "there is a run already" in complaint(capsys, *again, "--out", run)
     assert "lr was" in complaint(capsys, "train", "--lr", "0.5", "--resume", "--out", run)
     new = ["train", "--out", str(tmp_path / "new")]
@@ -714,7 +720,7 @@ def test_a_start_that_was_killed_is_made_again(
     assert len(list((out / "data").glob("*"))) == survived
     assert not (out / "config.json").exists()
     assert exit_code(*args, *resume) == 0
-    assert result(out, "soft-beam", 3)["updates"] == 2
+    assert result(out, "risk", 3)["updates"] == 2
     assert not (out / ".start.json").exists()
 
 

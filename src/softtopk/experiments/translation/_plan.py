@@ -48,11 +48,11 @@ class Train(WithPieces, TrainOptions):
 
     objective: tuple[str, ...] = setting(
         (),
-        "Names with commas between them. soft-beam is the paper's; it, membership and risk are "
-        "mixed with teacher forcing.",
+        "Names with commas between them. risk, membership and soft-beam are mixed with teacher "
+        "forcing. soft-beam is the paper's, which does harm to small models.",
         choices=OBJECTIVES,
         all_of=OBJECTIVES,
-        shown="soft-beam",
+        shown="risk",
     )
     init: Path | None = setting(
         None,
@@ -106,7 +106,8 @@ def make_plan(options: Train, given: Mapping[str, Any]) -> Plan:
         )
     else:
         plan = _new(options, given)
-    refuse_idle(Settings, given, asdict(plan.settings))
+    settings = asdict(plan.settings)
+    refuse_idle(Settings, given, *({**settings, "objective": stage} for stage in plan.objectives))
     return plan
 
 
@@ -200,7 +201,7 @@ def _new(options: Train, given: dict[str, Any]) -> Plan:
             )
     return Plan(
         settings=settings,
-        objectives=_in_order(options.objective or ["soft-beam"]),
+        objectives=_in_order(options.objective or ["risk"]),
         seeds=options.seed or (0,),
         init=weights,
         init_digest=digest_of(weights) if weights else None,

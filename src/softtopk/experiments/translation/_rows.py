@@ -100,7 +100,7 @@ def _settings_of(run: Run) -> dict[str, Any]:
     settings = recorded(Settings, run.config)
     settings.update(search_options(stage, Settings(**settings)))
     left_out = {*_IDENTITY, *(in_groups(Settings, FIRST) if run.config["init"] else ())}
-    names = relevant(Settings, {**settings, "stage": stage})
+    names = relevant(Settings, {**settings, "objective": stage})
     return {name: settings[name] for name in names if name not in left_out}
 
 

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from softtopk._training import SCHEDULES
+from softtopk.seq2seq._checks import MOST_LENGTH_PENALTY
 from softtopk.seq2seq._losses import RHO
 
 from ..errors import UsageError
@@ -37,11 +38,11 @@ _RECURRENT: Effect = {"model": ("recurrent",)}
 _TRANSFORMER: Effect = {"model": ("transformer",)}
 _TOPK: Effect = {"attention": ("soft-topk",)}
 _MOVING: Effect = {"schedule": tuple(name for name in SCHEDULES if name != "constant")}
-_AFTERWARDS: Effect = {"stage": OBJECTIVES}
-_SEARCHING: Effect = {"stage": tuple(OWN)}
-_IN_NATS: Effect = {"stage": ("soft-beam", "membership")}
-_SOFT_BEAM: Effect = {"stage": ("soft-beam",)}
-_RISK: Effect = {"stage": ("risk",)}
+_AFTERWARDS: Effect = {"objective": OBJECTIVES}
+_SEARCHING: Effect = {"objective": tuple(OWN)}
+_IN_NATS: Effect = {"objective": ("soft-beam", "membership")}
+_SOFT_BEAM: Effect = {"objective": ("soft-beam",)}
+_RISK: Effect = {"objective": ("risk",)}
 
 
 def _own(name: str) -> str:
@@ -259,7 +260,7 @@ class Settings(Declared):
         "Candidates of membership, for each sentence and step.",
         group=SEARCH,
         low=1,
-        only={"stage": ("membership",)},
+        only={"objective": ("membership",)},
     )
     risk: str = setting(
         "bleu+chrf",
@@ -324,6 +325,7 @@ class Settings(Declared):
         "Divide log-likelihoods by the length to this power.",
         group=VALIDATION,
         low=0,
+        high=MOST_LENGTH_PENALTY,
     )
     patience: int = setting(
         5,
@@ -336,7 +338,7 @@ class Settings(Declared):
         "Translate the test set at the end. --no-test leaves it alone while tuning; --resume "
         "--test makes up for it.",
         group=VALIDATION,
-        only={"stage": ()},
+        only={"objective": ()},
     )
     device: str = setting("cpu", "cpu, cuda, mps, ...", group=MACHINE)
     threads: int = setting(1, "CPU threads.", group=MACHINE, low=1, shown="torch's")
@@ -383,7 +385,7 @@ def search_options(objective: str, settings: Settings) -> dict[str, Any]:
     >>> search_options("membership", Settings())
     {'rho': 0.3, 'beam': 5, 'eps': 1.0, 'candidates': 32}
     """
-    names = relevant(Settings, {**asdict(settings), "stage": objective}, SEARCH)
+    names = relevant(Settings, {**asdict(settings), "objective": objective}, SEARCH)
     options = {name: getattr(settings, name) for name in names}
     return options | {
         name: value for name, value in OWN.get(objective, {}).items() if options[name] is None

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from softtopk.seq2seq import EncoderDecoder
+from softtopk.seq2seq._checks import MOST_LENGTH_PENALTY
 
 from .._drawing import check_picture
 from .._files import check_out, opened
@@ -67,6 +68,7 @@ class UseWithPenalty(Use):
         None,
         "Divide log-likelihoods by the length to this power.",
         low=0,
+        high=MOST_LENGTH_PENALTY,
         shown="the run's",
     )
 
