@@ -4,13 +4,14 @@
     python benchmarks/translation_attention.py --quick --out RUNS    # built-in text, minutes
 
 A recurrent model and a Transformer, with softmax attention and with SOFT top-k, each with three
-seeds, are trained from random weights by `softtopk translate`. Then those with SOFT top-k translate
-once more, each token by exactly k of the source. What DIR has, and what is held back of it, is in
-translation_runs.py.
+--seeds, are trained from random weights by `softtopk translate`. Then those with SOFT top-k
+translate once more, each token by exactly k of the source. What DIR has, and what is held back of
+it, is in translation_runs.py.
 
 RUNS/attention_runs.md has all runs. RUNS/attention.md has BLEU and the number of source tokens that
 hold 95 % of the attention, mean and standard deviation over the seeds, and the differences seed by
-seed. It takes about three hours on two cores; --rows names one of the models.
+seed; RUNS/attention.json the scores that it was made of. It takes about three hours on two cores;
+--rows names one of the models.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def main() -> None:
             [f"{model}, {TOPK} - {SOFTMAX}", *map(difference, top, soft)],
             [f"{model}, exactly k in use - {TOPK}", *map(difference, exact, top)],
         ]
-    study.summarise(rows)
+    study.summarise(trained.values(), rows)
 
 
 def figures(runs: Sequence[Path], column: str) -> dict[int, float]:

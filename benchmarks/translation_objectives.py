@@ -3,14 +3,15 @@
     python benchmarks/translation_objectives.py --data DIR --source en --target fr --out RUNS
     python benchmarks/translation_objectives.py --quick --out RUNS    # built-in text, minutes
 
-Three models are trained by teacher forcing, with three seeds. Every objective goes on from each of
-them, with the same number of updates, the same learning rate and the model's seed. So does teacher
-forcing with as many updates as fit into the CPU time that an objective took. What DIR has, and what
-is held back of it, is in translation_runs.py.
+A model is trained by teacher forcing with each of three --seeds. Every objective goes on from each
+of them, with the same number of updates, the same learning rate and the model's seed. So does
+teacher forcing with as many updates as fit into the CPU time that an objective took. What DIR has,
+and what is held back of it, is in translation_runs.py.
 
 RUNS/objectives_runs.md has all runs. RUNS/objectives.md has BLEU and the differences, seed by seed,
-on both test sets, mean and standard deviation. A run that diverges is left out of both. It takes
-about two and a half hours on two cores; --rows leaves objectives out.
+on both test sets, mean and standard deviation; RUNS/objectives.json the scores that it was made of.
+A run that diverges is left out. It takes about two and a half hours on two cores; --rows leaves
+objectives out.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ def main() -> None:
     every = [*models.values(), *(run for some in runs.values() for run in some)]
     study.compare(every)
     study.second(every)
-    study.summarise(*summary({"pre-trained": [*models.values()], **runs}, study.test_sets))
+    study.summarise(every, *summary({"pre-trained": [*models.values()], **runs}, study.test_sets))
 
 
 def seconds(runs: Sequence[Path]) -> float:

@@ -29,6 +29,7 @@ EVERY = {"threads": 1, "matmul_precision": "medium", "eval_beams": 5}
 TRAINING: Mapping[str, Any] = MappingProxyType(
     {
         "updates": 0,
+        "pretrain_epochs": 8,
         "batch_size": 32,
         "pretrain_lr": 1.5e-3,
         "pretrain_final_lr": 5e-5,
@@ -44,7 +45,7 @@ class Study:
     """Runs in one folder, on one text.
 
     Args:
-        name: Of the files with the outcome: RUNS/name_runs.md, RUNS/name.md.
+        name: Of the files with the outcome: RUNS/name_runs.md, RUNS/name.md, RUNS/name.json.
         description: Of the script, for its help.
         rows: What --rows can choose from.
     """
@@ -57,8 +58,8 @@ class Study:
         parser.add_argument("--target", default="fr")
         parser.add_argument("--max-words", type=int, default=12, help="of a source sentence")
         parser.add_argument("--out", type=Path, required=True)
-        parser.add_argument("--epochs", type=int, default=8, help="from random weights")
-        parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+        parser.add_argument("--epochs", type=int, help="of trainings from random weights: 8")
+        parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], metavar="SEED")
         parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
         parser.add_argument("--quick", action="store_true", help="see that it runs, on own text")
         if self.rows:
@@ -68,6 +69,8 @@ class Study:
         self.rows = getattr(args, "rows", None) or self.rows
         if args.quick == (args.data is not None):
             parser.error("give --data or --quick, and not both")
+        if len(set(args.seeds)) < len(args.seeds):
+            parser.error(f"--seeds {args.seeds}: give each of them once")
         self.data, self.out, self.jobs, self.quick = args.data, args.out, args.jobs, args.quick
         self.seeds = args.seeds
         self.out.mkdir(parents=True, exist_ok=True)
@@ -79,8 +82,9 @@ class Study:
             corpus |= {"max_words": args.max_words}
         pieces = self.out / "pieces"
         _call("prepare", *_as_options({**corpus, "out": pieces}))
-        self._fresh = {**TRAINING, **corpus, "pieces": pieces, "pretrain_epochs": args.epochs}
-        self._fresh |= QUICK if self.quick else {}
+        self._fresh = {**TRAINING, **corpus, "pieces": pieces, **(QUICK if self.quick else {})}
+        if args.epochs:
+            self._fresh["pretrain_epochs"] = args.epochs
         self.test_sets = ("valid", "test", *(() if self.quick else ("second",)))
 
     def begin(self, models: Mapping[str, Mapping[str, Any]]) -> dict[str, Path]:
@@ -126,8 +130,13 @@ class Study:
         with ThreadPoolExecutor(self.jobs) as pool:
             return list(pool.map(work, items))
 
-    def summarise(self, *tables: Sequence[Sequence[str]]) -> None:
-        """Write and print the tables."""
+    def summarise(self, runs: Iterable[Path], *tables: Sequence[Sequence[str]]) -> None:
+        """Write the scores of the runs, and write and print the tables made of them."""
+        scores = {
+            str(run.relative_to(self.out)): {name: scores_of(run, name) for name in self.test_sets}
+            for run in runs
+        }
+        (self.out / f"{self.name}.json").write_text(json.dumps(scores, indent=1) + "\n")
         text = "\n".join(map(_table, tables))
         (self.out / f"{self.name}.md").write_text(text)
         print(text)

@@ -86,8 +86,10 @@ def test_hybrid_passes_options_and_tokens_on():
     forced = teacher_forcing_loss(*arguments, gold, bos=4)
     searched = soft_beam_loss(*arguments, gold, **tokens, **options)
     torch.testing.assert_close(found, 0.5 * (forced + searched))
-    with pytest.raises(ValueError, match=r"teacher_forcing must be a loss, .* got .*\[3\]"):
+    with pytest.raises(ValueError, match=r"teacher_forcing must be a loss, .* got \(3,\)"):
         hybrid_loss(*arguments, gold, objective="membership", teacher_forcing=torch.ones(3))
+    with pytest.raises(TypeError, match=r"teacher_forcing must be a loss, .* got float"):
+        hybrid_loss(*arguments, gold, objective="membership", teacher_forcing=1.0)
     with pytest.raises(TypeError, match="candidates"):
         hybrid_loss(*arguments, gold, objective="soft-beam", candidates=9)
 

@@ -252,12 +252,15 @@ def relevant(settings: type, values: Mapping[str, Any], *groups: str) -> tuple[s
 
 
 def refuse_idle(settings: type, given: Mapping[str, Any], *parts: Mapping[str, Any]) -> None:
-    """Refuse what was given and has no effect with the settings of any part of the work."""
+    """Refuse what was given and has no effect with the settings of any part of the work.
+
+    What no value of a setting is said to make use of has its effect elsewhere.
+    """
     for name, value in given.items():
         one = declared(settings)[name]
         missing = [one.missing(part) for part in parts]
-        other = missing[-1]
-        if all(missing) and other and one.only[other]:  # else it is for what comes after all parts
+        *_, other = missing
+        if all(missing) and other and one.only[other]:
             wanted = " or ".join(map(str, one.only[other]))
             raise UsageError(
                 f"{one.flag} {as_text(value)}: it is for --{other.replace('_', '-')} {wanted}; "

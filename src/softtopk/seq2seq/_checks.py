@@ -11,7 +11,7 @@ from .._checks import check_integer, check_not_negative
 from ._states import DecoderStep, State, batch_size_of, leaves
 
 TOLERANCE = 1e-3  # of a log-probability above 0, from rounding
-#: Usual ones are between 0 and 2. The length of a sequence to this power has to fit into a float32.
+#: Usual ones are between 0 and 2. A much larger power of a length is beyond the range of floats.
 MOST_LENGTH_PENALTY = 5.0
 
 

@@ -97,11 +97,13 @@ def hybrid_loss(
             f"{', '.join(sorted(unknown))} is no option of objective={objective!r}, which has "
             f"{', '.join(known)}"
         )
-    if teacher_forcing is not None and not (
-        isinstance(teacher_forcing, Tensor) and teacher_forcing.ndim == 0
-    ):
-        got = getattr(teacher_forcing, "shape", type(teacher_forcing).__name__)
-        raise ValueError(f"teacher_forcing must be a loss, a tensor of shape (), got {got}")
+    if teacher_forcing is not None:
+        if not isinstance(teacher_forcing, Tensor):
+            kind = type(teacher_forcing).__name__
+            raise TypeError(f"teacher_forcing must be a loss, a tensor of shape (), got {kind}")
+        if teacher_forcing.ndim:
+            shape = tuple(teacher_forcing.shape)
+            raise ValueError(f"teacher_forcing must be a loss, a tensor of shape (), got {shape}")
     parts = []
     if rho > 0:
         if teacher_forcing is None:

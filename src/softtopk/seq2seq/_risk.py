@@ -87,8 +87,8 @@ def expected_risk(
     if is_readable(risk) and not risk.isfinite().all():
         place = tuple((~risk.isfinite()).nonzero()[0].tolist())
         raise ValueError(
-            f"risk must be finite, got {risk[place].item()} for the hypothesis at {place}; does it "
-            "divide by a length of 0?"
+            f"risk must be finite, got {risk[place].item()} at index {place}, the last of which is "
+            "the hypothesis; is there a division by a length of 0?"
         )
     eps = check_eps(_eps_of(scores, k, width, valid) if eps is None else eps, scores.shape[:-1])
     if k is None:
@@ -227,9 +227,9 @@ def beam_risk_loss(
         step, init_state, embedding, bos, eos, pad: As for `beam_search`.
         gold: (B, T): tokens, end token, padding.
         risk: How bad each hypothesis is, such as 1 - BLEU of the sentence: a function of hypotheses
-            (B, n, L) and ``gold`` that gives (B, n), or these numbers themselves, with
-            ``candidates``. The hypotheses have their end token, if they reached it, then padding;
-            one that does not exist is padding alone, and its risk does not count.
+            (B, n, L) and ``gold``, both copies, that gives (B, n), or these numbers themselves,
+            with ``candidates``. The hypotheses have their end token, if they reached it, then
+            padding; one that does not exist is padding alone, and its risk does not count.
         k, width, eps: As for `expected_risk`. A width is that of the hypotheses that were searched
             for, without gold unless it was found, as it may lie far from all of them. Scores nearer
             to each other than 0.01 are as good as equal: eps is at least that.
@@ -240,7 +240,7 @@ def beam_risk_loss(
         include_gold: Whether gold is one of the hypotheses, the first of then n + 1. Where the
             search found it, padding is in its place. A ``risk`` as a tensor is then (B, n + 1).
         candidates: (B, n, L), in place of a search, such as those of an earlier epoch. One that is
-            there twice counts twice.
+            there twice counts twice. A sentence of which none is there has the risk 0.
     """
     if candidates is not None and (beam_size is not None or max_len is not None):
         raise ValueError("beam_size and max_len are for a search, not for given candidates")
@@ -271,10 +271,10 @@ def beam_risk_loss(
             n_best=beam_size,
         )
         missing = hypotheses.scores.isinf()
-        if is_readable(missing) and (none := missing.all(1)).any():
+        if (none := missing.all(1)).any():
             raise ValueError(
-                f"step leaves no hypothesis of sentence {int(none.nonzero()[0])}: it gives -inf "
-                "for every token that could be next"
+                f"step leaves no hypothesis of sentence {int(none.nonzero()[0])}: it has given "
+                "-inf for every token"
             )
         candidates = hypotheses.tokens.masked_fill(missing.unsqueeze(-1), pad)
         sizes = _lengths(candidates, eos).masked_fill(missing, 0)
@@ -302,6 +302,10 @@ def beam_risk_loss(
             f"hypothesis, got {shape}"
         )
     scores = _scores_of(step, init_state, embedding, candidates, sizes, length_penalty, bos)
+    if torch.is_grad_enabled() and embedding.requires_grad and not scores.requires_grad:
+        raise ValueError(
+            "step must keep the gradient: what it returns has none, as under torch.no_grad()"
+        )
     mask = sizes > 0
     if eps is None:
         first = int(include_gold)

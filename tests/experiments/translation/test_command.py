@@ -429,7 +429,16 @@ def test_the_builtin_corpus_needs_no_files(tmp_path: Path) -> None:
         (["--follow", "until-departure"], "--follow 'until-departure': give one of best, gold"),
         (["--pretrain-epochs", "0"], "--pretrain-epochs 0"),
         (["--updates", "-1"], "--updates -1"),
-        (["--candidates", "5"], "--candidates 5"),
+        (["--candidates", "5"], "--candidates 5: it is for --objective membership; leave it out"),
+        (
+            ["--objective", "membership", "--candidates", "5"],
+            "--candidates 5: give more than --beam, which is 5",
+        ),
+        (
+            ["--objective", "membership", "--risk-width", "9"],
+            "--risk-width 9.0: it is for --objective risk; leave it out",
+        ),
+        (["--risk-width", "9"], "--risk-width 9: give at most 8, with --risk-candidates 8"),
         (
             ["--objective", "teacher-forcing,risk", "--eps", "1"],
             "--eps 1.0: it is for --objective soft-beam or membership; leave it out",

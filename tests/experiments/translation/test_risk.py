@@ -8,7 +8,6 @@ import pytest
 import sacrebleu
 import torch
 
-from softtopk.experiments.errors import UsageError
 from softtopk.experiments.translation._batches import pad_rows
 from softtopk.experiments.translation._pieces import EOS, PAD, Pieces, train_pieces
 from softtopk.experiments.translation._risk import RISKS, TextRisk
@@ -57,7 +56,3 @@ def test_what_the_settings_ask_for() -> None:
     }
     softmax = make_recipe("risk", Settings(risk_selection="softmax", rho=0.2), 10)
     assert (softmax.search["k"], softmax.rho) == (None, 0.2)
-    with pytest.raises(
-        UsageError, match="--risk-width 9: give at most 8, with --risk-candidates 8"
-    ):
-        Settings(risk_width=9.0)

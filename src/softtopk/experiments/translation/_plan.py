@@ -18,7 +18,7 @@ from ._lookup import DATA, EXPERIMENT, INIT, data_beside, digest_of, load_model,
 from ._model import habits_of, shape_of
 from ._pieces import pieces_from
 from ._record import is_prepared, read_record
-from ._settings import BUILTIN, PRETRAIN, TEXT, Settings
+from ._settings import BUILTIN, PRETRAIN, TEXT, Settings, check_search
 from ._training import OBJECTIVES
 
 
@@ -107,7 +107,8 @@ def make_plan(options: Train, given: Mapping[str, Any]) -> Plan:
     else:
         plan = _new(options, given)
     settings = asdict(plan.settings)
-    refuse_idle(Settings, given, *({**settings, "objective": stage} for stage in plan.objectives))
+    refuse_idle(Settings, given, *({**settings, "objective": one} for one in plan.objectives))
+    check_search(plan.settings, plan.objectives)
     return plan
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -354,25 +355,31 @@ class Settings(Declared):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.candidates <= self.beam:
-            raise UsageError(
-                f"--candidates {self.candidates}: give more than --beam, which is {self.beam}"
-            )
-        most = {"risk_width": self.risk_candidates}  # without the reference
-        if self.risk_selection == "soft-topk":  # where all are selected, nothing is learned
-            most["risk_k"] = self.risk_candidates - 1 + self.risk_reference
-        for name, limit in most.items():
-            if (getattr(self, name) or 0) > limit:
-                raise UsageError(
-                    f"--{name.replace('_', '-')} {getattr(self, name):g}: give at most {limit}, "
-                    f"with --risk-candidates {self.risk_candidates}"
-                )
         if self.model == "transformer" and self.hidden % self.heads:
             raise UsageError(
                 f"--hidden {self.hidden}: give a multiple of --heads, which is {self.heads}"
             )
         if self.source == self.target:
             raise UsageError(f"--target {self.target!r}: give another language than --source")
+
+
+def check_search(settings: Settings, objectives: Collection[str]) -> None:
+    """Refuse settings of these objectives that do not go together."""
+    if "membership" in objectives and settings.candidates <= settings.beam:
+        raise UsageError(
+            f"--candidates {settings.candidates}: give more than --beam, which is {settings.beam}"
+        )
+    if "risk" not in objectives:
+        return
+    most = {"risk_width": settings.risk_candidates}  # without the reference
+    if settings.risk_selection == "soft-topk":  # where all are selected, nothing is learned
+        most["risk_k"] = settings.risk_candidates - 1 + settings.risk_reference
+    for name, limit in most.items():
+        if (getattr(settings, name) or 0) > limit:
+            raise UsageError(
+                f"--{name.replace('_', '-')} {getattr(settings, name):g}: give at most {limit}, "
+                f"with --risk-candidates {settings.risk_candidates}"
+            )
 
 
 CORPUS = ("data", "source", "target", *in_groups(Settings, TEXT))
